@@ -1,0 +1,81 @@
+# Everything a newcomer or a maintainer does, by name. The recipes are scripts: they can be read, and run by hand.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Tools are pinned here and not in go.mod: what checks the code is no part of it.
+export GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
+export STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+export GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+# make test PKGS=./sandbox/... TESTFLAGS='-run Pool -v'
+PKGS ?= ./...
+TESTFLAGS ?=
+# make bench BENCH=Exec
+BENCH ?= .
+
+# make install PREFIX=/usr DESTDIR=/tmp/package
+export PREFIX ?= /usr/local
+export DESTDIR ?=
+export UNITDIR ?= $(PREFIX)/lib/systemd/system
+
+.PHONY: help
+help: ## says what there is to do
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: up
+up: ## from a fresh clone to a running node and a first result; repeating it takes seconds
+	@scripts/up
+
+.PHONY: down
+down: ## stops what `make up` started
+	@scripts/down
+
+.PHONY: logs
+logs: ## follows the node's log
+	@scripts/logs
+
+.PHONY: build
+build: ## builds bin/boxed-node and bin/boxedctl
+	@scripts/build
+
+.PHONY: test
+test: ## sets up what tests need and runs them all (PKGS=, TESTFLAGS=)
+	@scripts/setup
+	@scripts/test
+	@scripts/gotest $(TESTFLAGS) $(PKGS)
+
+.PHONY: check
+check: ## formatting, vet, staticcheck, known vulnerabilities, go.mod, other platforms, scripts
+	@scripts/check
+
+.PHONY: fmt
+fmt: ## formats the Go code
+	@scripts/go run $(GOFUMPT) -w .
+
+.PHONY: docs
+docs: ## writes the documents that are made from code
+	@scripts/go generate ./...
+
+.PHONY: bench
+bench: ## runs the benchmarks (BENCH=, PKGS=)
+	@scripts/setup
+	@scripts/gotest --bench -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKGS)
+
+.PHONY: install
+install: ## installs the programs and a systemd unit (PREFIX=, DESTDIR=)
+	@scripts/build
+	@scripts/install
+
+.PHONY: uninstall
+uninstall: ## removes what `make install` installed; data and images stay
+	@scripts/install --remove
+
+.PHONY: clean
+clean: ## removes what `make build` made
+	rm -rf bin cmd/boxed-node/bin/boxed-agent-*
+
+.PHONY: purge
+purge: ## removes what `make up` made: node, data, images, packages, context; nothing else
+	@scripts/purge

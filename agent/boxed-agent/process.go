@@ -1,0 +1,149 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/boxed-mesh/boxed/agent"
+	"golang.org/x/sys/unix"
+)
+
+// process is a started program: an agent.Process.
+type process struct {
+	system    *system
+	child     *child
+	mark      uint64
+	tty       bool
+	oomBefore int64
+	cleanup   func()
+
+	stdin          io.WriteCloser
+	stdout, stderr *output
+}
+
+func (p *process) take(st *streams) {
+	if st.stdin != nil {
+		p.stdin = st.stdin
+	}
+	p.stdout = &output{st.stdout}
+	if st.stderr != nil {
+		p.stderr = &output{st.stderr}
+	}
+}
+
+func (p *process) PID() int { return p.child.pid }
+
+func (p *process) Stdin() io.WriteCloser { return p.stdin }
+
+func (p *process) Stdout() agent.Output { return p.stdout }
+
+func (p *process) Stderr() agent.Output {
+	if p.stderr == nil {
+		return nil
+	}
+	return p.stderr
+}
+
+func (p *process) Wait() agent.WaitStatus {
+	<-p.child.ended
+	status := p.child.status
+	w := agent.WaitStatus{Code: status.ExitStatus()}
+	if status.Signaled() {
+		w.Code = 128 + int(status.Signal())
+		w.Signal = signalName(status.Signal())
+	}
+	// A shell reports its killed child as 137. The counter tells what killed it.
+	w.OOM = w.Code == 128+int(syscall.SIGKILL) && oomKills() > p.oomBefore
+	return w
+}
+
+func (p *process) Signal(name string, tree bool) error {
+	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
+	if sig == 0 {
+		return &agent.Error{Code: agent.ErrInvalid, Message: fmt.Sprintf("%q is not a signal", name), Path: "signal"}
+	}
+	if tree {
+		return signalTree(p.mark, sig)
+	}
+	return p.system.reaper.signal(p.child, sig)
+}
+
+func (p *process) KillTree() error { return killTree(p.mark) }
+
+func (p *process) Resize(cols, rows uint16) error {
+	if !p.tty {
+		return &agent.Error{Code: agent.ErrConflict, Message: "the exec has no terminal"}
+	}
+	if err := setSize(p.stdout.File, cols, rows); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+func (p *process) Count() int { return len(marked(p.mark)) }
+
+// Release closes what is left open; the outputs were closed by their readers.
+func (p *process) Release() {
+	if p.stdin != nil {
+		p.stdin.Close()
+	}
+	p.cleanup()
+}
+
+func signalName(sig syscall.Signal) string {
+	if name := unix.SignalName(sig); name != "" {
+		return strings.TrimPrefix(name, "SIG")
+	}
+	return strconv.Itoa(int(sig))
+}
+
+// output is the reading end of a pipe, or a terminal.
+type output struct{ *os.File }
+
+func (o *output) Read(p []byte) (int, error) {
+	n, err := o.File.Read(p)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = agent.ErrInterrupted
+	case errors.Is(err, syscall.EIO): // a terminal that nobody has open any more
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (o *output) Interrupt(afterMS int) {
+	o.SetReadDeadline(time.Now().Add(time.Duration(afterMS) * time.Millisecond))
+}
+
+func (o *output) Pending() (n int) {
+	raw, err := o.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	return n
+}
+
+// oomKills is how often the kernel killed for the sandbox's memory limit, from
+// the sandbox's own cgroup, version 1 or 2.
+func oomKills() int64 {
+	for _, file := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+				n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+				return n
+			}
+		}
+	}
+	return 0
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed/agent"
+	"golang.org/x/sys/unix"
+)
+
+// spareThreads are made at start. A Go program that cannot make a thread dies,
+// and a fork storm at the sandbox's limit is such a moment.
+const spareThreads = 12
+
+// makeThreads makes the runtime start n threads, which it then keeps.
+func makeThreads(n int) {
+	var here, done sync.WaitGroup
+	here.Add(n)
+	for range n {
+		done.Go(func() {
+			runtime.LockOSThread()
+			here.Done()
+			here.Wait()
+			runtime.UnlockOSThread()
+		})
+	}
+	done.Wait()
+}
+
+// system is the real agent.Handler.
+type system struct {
+	reaper *reaper
+	forker *forker
+	user   *userThreads
+
+	mu   sync.Mutex
+	uid  int
+	home string
+}
+
+var _ agent.Handler = (*system)(nil)
+
+// newSystem hardens this process and starts its resident threads.
+func newSystem() (*system, error) {
+	// Without this, user code could trace a child between its setuid and its
+	// exec, when it still shares this process's memory.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("clear dumpable: %w", err)
+	}
+	// What the engine may have found in the image's /etc/group.
+	if err := unix.Setgroups(nil); err != nil {
+		return nil, fmt.Errorf("drop groups: %w", err)
+	}
+	unix.Umask(0o022)
+	if err := os.Chdir("/"); err != nil {
+		return nil, err
+	}
+	reaper := newReaper()
+	forker, err := newForker(reaper)
+	if err != nil {
+		return nil, err
+	}
+	return &system{reaper: reaper, forker: forker}, nil
+}
+
+// Configure learns the user's uid, once, and starts the threads that act with it.
+func (s *system) Configure(c agent.Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uid != 0 {
+		if c.UID != s.uid {
+			return fmt.Errorf("the sandbox's uid is %d, not %d", s.uid, c.UID)
+		}
+		return nil
+	}
+	if c.UID <= 0 {
+		return fmt.Errorf("bad uid %d", c.UID)
+	}
+	user, err := newUserThreads(c.UID)
+	if err != nil {
+		return err
+	}
+	s.uid, s.home, s.user = c.UID, c.Home, user
+	return nil
+}
+
+// Stats describes this process and counts the others.
+func (s *system) Stats() agent.Stats {
+	stats := agent.Stats{Processes: len(pids()) - 1}
+	if statm, err := os.ReadFile("/proc/self/statm"); err == nil {
+		if fields := strings.Fields(string(statm)); len(fields) > 1 {
+			pages, _ := strconv.ParseInt(fields[1], 10, 64)
+			stats.RSSBytes = pages * int64(os.Getpagesize())
+		}
+	}
+	return stats
+}
+
+// End exits: the kernel then ends everything in the sandbox.
+func (s *system) End(reason string) {
+	fmt.Fprintln(os.Stderr, "boxed-agent: end:", reason)
+	os.Exit(0)
+}
+
+// Dial connects to a loopback port, over IPv4 and then IPv6.
+func (s *system) Dial(port uint16) (net.Conn, error) {
+	p := strconv.Itoa(int(port))
+	conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+p, 5*time.Second)
+	if err != nil {
+		if conn6, err6 := net.DialTimeout("tcp6", "[::1]:"+p, 5*time.Second); err6 == nil {
+			return conn6, nil
+		}
+		return nil, &agent.Error{Code: agent.ErrNotFound, Message: "nothing listens on port " + p + " inside the sandbox"}
+	}
+	return conn, nil
+}

@@ -1,0 +1,368 @@
+package agent
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrInterrupted is what an Output's Read returns after Interrupt.
+var ErrInterrupted = errors.New("read interrupted")
+
+// guestExec is one exec on the guest's side: its process, the kept end of its
+// output, and whoever reads it.
+type guestExec struct {
+	start   ExecStart
+	proc    Process
+	started time.Time
+
+	mu        sync.Mutex
+	changed   *sync.Cond
+	out       [2]ring  // stdout, stderr
+	closed    [2]bool  // nothing more comes
+	delivered [2]int64 // by the owner's stream: what back-pressure may not overwrite
+	owners    int
+	adopted   bool // its first owner has attached
+	readers   int
+	stdin     int64  // bytes taken
+	noRead    bool   // the program no longer reads stdin
+	reason    string // why it is being killed
+	killed    bool
+	exit      *Exit
+	ended     time.Time
+	released  bool
+
+	stdinMu sync.Mutex // one writer of stdin at a time
+	total   atomic.Int64
+	exited  chan struct{} // the leader has ended
+	exitAt  time.Time     // set before exited is closed
+}
+
+func newGuestExec(start ExecStart, proc Process) *guestExec {
+	e := &guestExec{start: start, proc: proc, started: time.Now(), exited: make(chan struct{})}
+	e.changed = sync.NewCond(&e.mu)
+	return e
+}
+
+// run pumps the output, waits for the leader and closes the streams.
+func (e *guestExec) run() {
+	var pumps sync.WaitGroup
+	for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
+		if out == nil {
+			e.closed[i] = true
+			continue
+		}
+		pumps.Go(func() { e.pump(i, out) })
+	}
+	if ms := e.start.TimeoutMS; ms > 0 {
+		timer := time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { e.kill(ExitTimeout) })
+		defer timer.Stop()
+	}
+	status := e.proc.Wait()
+	e.exitAt = time.Now()
+	close(e.exited)
+	for _, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
+		if out != nil {
+			out.Interrupt(0)
+		}
+	}
+	pumps.Wait()
+	e.finish(status)
+}
+
+func (e *guestExec) finish(status WaitStatus) {
+	e.closeStdin()
+	e.mu.Lock()
+	exit := &Exit{
+		Reason: ExitExited, Code: status.Code, Signal: status.Signal,
+		StdoutBytes: e.out[0].end, StderrBytes: e.out[1].end,
+		DurationMS: e.exitAt.Sub(e.started).Milliseconds(),
+	}
+	switch {
+	case e.reason != "":
+		exit.Reason = e.reason
+	case status.OOM:
+		exit.Reason = ExitOOM
+	case status.Signal != "":
+		exit.Reason = ExitSignaled
+	}
+	e.exit, e.ended = exit, time.Now()
+	e.changed.Broadcast()
+	e.mu.Unlock()
+	e.proc.Release()
+}
+
+// pump moves one output into its ring until its end. After the leader's exit
+// all that was written before it is still taken, however slow the reader is,
+// and what children write for DrainWindow more.
+func (e *guestExec) pump(i int, out Output) {
+	defer func() {
+		out.Close()
+		e.mu.Lock()
+		e.closed[i] = true
+		e.changed.Broadcast()
+		e.mu.Unlock()
+	}()
+	buf := make([]byte, ChunkSize)
+	must, draining := 0, false
+	for {
+		n, err := out.Read(buf)
+		if n > 0 && !e.keep(i, buf[:n]) {
+			return
+		}
+		must -= n
+		if err != nil && !errors.Is(err, ErrInterrupted) {
+			return
+		}
+		select {
+		case <-e.exited:
+		default:
+			continue
+		}
+		if !draining {
+			draining = true
+			must = out.Pending()
+			left := DrainWindow - int(time.Since(e.exitAt).Milliseconds())
+			out.Interrupt(max(1, left))
+			continue
+		}
+		if must <= 0 && (err != nil || time.Since(e.exitAt) >= DrainWindow*time.Millisecond) {
+			return
+		}
+		if err != nil { // late, but bytes from before the exit are still there
+			out.Interrupt(1)
+		}
+	}
+}
+
+// keep appends p to the ring, waiting for the owner unless the exec is
+// detached. It reports whether the pump should go on.
+func (e *guestExec) keep(i int, p []byte) bool {
+	if limit := e.start.MaxOutput; limit > 0 {
+		if over := e.total.Add(int64(len(p))) - limit; over > 0 {
+			if over <= int64(len(p)) { // this chunk crossed the limit
+				go e.kill(ExitOutputLimit)
+			}
+			p = p[:max(0, int64(len(p))-over)]
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(p) > 0 {
+		n := len(p)
+		if !e.start.Detached {
+			n = min(n, e.out[i].room(e.delivered[i]))
+			if n == 0 {
+				if e.killed && e.owners == 0 {
+					return true // it is dead and nobody waits for the rest
+				}
+				e.changed.Wait()
+				continue
+			}
+		}
+		e.out[i].write(p[:n])
+		p = p[n:]
+		e.changed.Broadcast()
+	}
+	return true
+}
+
+// kill ends the whole tree. The first reason stays.
+func (e *guestExec) kill(reason string) error {
+	e.mu.Lock()
+	if e.exit == nil && e.reason == "" {
+		select {
+		case <-e.exited:
+		default:
+			e.reason = reason
+		}
+	}
+	e.killed = true
+	e.changed.Broadcast()
+	e.mu.Unlock()
+	return e.proc.KillTree()
+}
+
+func (e *guestExec) info(count bool) ExecInfo {
+	e.mu.Lock()
+	info := ExecInfo{
+		ID: e.start.ID, Language: e.start.Language, TTY: e.start.TTY, Detached: e.start.Detached,
+		Attached: e.readers, PID: e.proc.PID(), Started: e.started, Ended: e.ended, Exit: e.exit,
+	}
+	e.mu.Unlock()
+	size := 0
+	for _, arg := range e.start.Argv {
+		if size += len(arg); size > 4<<10 {
+			info.Args = append(info.Args, "…")
+			break
+		}
+		info.Args = append(info.Args, strings.ToValidUTF8(string(arg), "\uFFFD"))
+	}
+	if count {
+		info.Processes = e.proc.Count()
+	}
+	return info
+}
+
+// attach serves one reader (and writer of stdin) until the exec has ended, the
+// reader goes, or, without following, all that is there has been sent.
+func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
+	e.mu.Lock()
+	answer := Attached{Stdin: e.stdin}
+	e.readers++
+	if a.Own {
+		if !e.adopted { // spawn counted the first owner already
+			e.adopted = true
+		} else {
+			e.owners++
+		}
+		e.delivered = [2]int64{min(a.Stdout, e.out[0].end), min(a.Stderr, e.out[1].end)}
+		e.changed.Broadcast()
+	}
+	e.mu.Unlock()
+	answer.Info = e.info(false)
+	gone := false
+	defer func() {
+		e.mu.Lock()
+		e.readers--
+		if a.Own {
+			e.owners--
+			e.changed.Broadcast()
+		}
+		e.mu.Unlock()
+	}()
+	if err := respond(conn, answer, nil); err != nil {
+		return err
+	}
+	go func() {
+		e.takeStdin(conn)
+		e.mu.Lock()
+		gone = true
+		e.changed.Broadcast()
+		e.mu.Unlock()
+	}()
+	return e.send(a, conn, &gone)
+}
+
+// send writes output frames, then the exit. gone is guarded by e.mu.
+func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
+	offset := [2]int64{a.Stdout, a.Stderr}
+	types := [2]byte{frameStdout, frameStderr}
+	frame := make([]byte, 5+ChunkSize)
+	toldNoRead := false
+	for {
+		e.mu.Lock()
+		i, skipped, n := e.next(&offset, frame[5:])
+		for n == 0 && skipped == 0 && e.exit == nil && !a.NoFollow && !*gone && (toldNoRead || !e.noRead) {
+			e.changed.Wait()
+			i, skipped, n = e.next(&offset, frame[5:])
+		}
+		exit, left, noRead := e.exit, *gone, e.noRead
+		e.mu.Unlock()
+
+		var err error
+		switch {
+		case skipped > 0:
+			gap := binary.BigEndian.AppendUint64([]byte{types[i]}, uint64(skipped))
+			err = writeFrame(conn, frameGap, gap)
+			e.advance(a, i, offset[i])
+		case n > 0:
+			putFrameHead(frame, types[i], n)
+			_, err = conn.Write(frame[:5+n])
+			if err == nil {
+				e.advance(a, i, offset[i])
+			}
+		case noRead && !toldNoRead:
+			toldNoRead = true
+			err = writeFrame(conn, frameNoRead, nil)
+		case exit != nil:
+			body, _ := json.Marshal(exit)
+			return writeFrame(conn, frameExit, body)
+		case a.NoFollow:
+			return writeFrame(conn, frameAlive, nil)
+		case left:
+			return io.ErrClosedPipe
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// next finds the next bytes to send: a gap, or n bytes copied to buf. The
+// caller holds e.mu. Offsets are advanced.
+func (e *guestExec) next(offset *[2]int64, buf []byte) (i int, skipped int64, n int) {
+	for i := range e.out {
+		r := &e.out[i]
+		if start := r.start(); offset[i] < start {
+			skipped = start - offset[i]
+			offset[i] = start
+			return i, skipped, 0
+		}
+		if n = r.read(buf, offset[i]); n > 0 {
+			offset[i] += int64(n)
+			return i, 0, n
+		}
+	}
+	return 0, 0, 0
+}
+
+// advance lets the program write on once its owner has got what it wrote.
+func (e *guestExec) advance(a Attach, i int, offset int64) {
+	if !a.Own || e.start.Detached {
+		return
+	}
+	e.mu.Lock()
+	e.delivered[i] = max(e.delivered[i], offset)
+	e.changed.Broadcast()
+	e.mu.Unlock()
+}
+
+// takeStdin feeds the program until end of file or the reader's leaving.
+func (e *guestExec) takeStdin(conn io.Reader) {
+	r := bufio.NewReaderSize(conn, 4<<10)
+	var buf []byte
+	for {
+		typ, payload, grown, err := readFrame(r, buf)
+		if err != nil {
+			return
+		}
+		buf = grown
+		if typ != frameStdin {
+			continue
+		}
+		if len(payload) == 0 {
+			e.closeStdin()
+			continue
+		}
+		stdin := e.proc.Stdin()
+		if stdin == nil {
+			continue
+		}
+		e.stdinMu.Lock()
+		_, werr := stdin.Write(payload)
+		e.stdinMu.Unlock()
+		e.mu.Lock()
+		if werr == nil {
+			e.stdin += int64(len(payload))
+		} else if !e.noRead {
+			e.noRead = true
+			e.changed.Broadcast()
+		}
+		e.mu.Unlock()
+	}
+}
+
+// closeStdin is end of file for the program. A terminal stays open: there, end
+// of file is a character.
+func (e *guestExec) closeStdin() {
+	if stdin := e.proc.Stdin(); stdin != nil && !e.start.TTY {
+		stdin.Close()
+	}
+}

@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+func randomToken() string { return rand.Text() }
+
+// ErrStdinClosed is what a writer of stdin learns when the program no longer
+// reads it.
+var ErrStdinClosed = errors.New("the program no longer reads its standard input")
+
+// killPatience is how long a canceled exec has to report its end.
+const killPatience = 5 * time.Second
+
+// Streams are an exec's, on the host's side. Any may be nil. The writers are
+// called from one goroutine. A Stdin with a method CloseWithError (an
+// io.PipeReader) gets ErrStdinClosed once the program reads no more.
+type Streams struct {
+	Stdin   io.Reader
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Started func(ExecInfo)                 // once, before output
+	Gap     func(stderr bool, bytes int64) // bytes that are no longer kept
+}
+
+// Exec runs a program and returns when it has ended and its output is written.
+// ctx's end kills its whole tree and returns Exit with the reason canceled and
+// ctx's error. A link that breaks is taken up again where it was; if it does not
+// come back the error is ErrLost.
+func (h *Host) Exec(ctx context.Context, start ExecStart, s Streams) (Exit, error) {
+	start.Detached = false
+	conn, stop, err := h.ask(context.WithoutCancel(ctx), h.open, opExec, start, &Attached{})
+	if err != nil {
+		return Exit{}, err
+	}
+	stop()
+	return h.follow(ctx, conn, Attach{ID: start.ID, Own: true}, s, true)
+}
+
+// Start runs a program that nobody need follow.
+func (h *Host) Start(ctx context.Context, start ExecStart) (ExecInfo, error) {
+	start.Detached = true
+	var a Attached
+	err := h.call(ctx, opExec, start, &a)
+	return a.Info, err
+}
+
+// Attach joins an exec at offsets. exit.Reason is "" if it still runs, with
+// NoFollow. ctx's end leaves an exec that is not the caller's own running.
+func (h *Host) Attach(ctx context.Context, a Attach, s Streams) (Exit, error) {
+	conn, stop, err := h.ask(ctx, h.open, opAttach, a, &Attached{})
+	if err != nil {
+		return Exit{}, err
+	}
+	stop()
+	return h.follow(ctx, conn, a, s, a.Own)
+}
+
+// follow reads one exec's stream to its end, over as many connections as it
+// takes.
+func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, kill bool) (Exit, error) {
+	f := &follower{host: h, at: a, streams: s, stdinDone: s.Stdin == nil}
+	defer f.close()
+	defer func() {
+		if f.feeding && !f.stdinEnd.Load() {
+			f.refuseStdin()
+		}
+	}()
+	ended := make(chan struct{})
+	defer close(ended)
+	if s.Started != nil {
+		s.Started(ExecInfo{ID: a.ID})
+	}
+	f.use(conn)
+	left := context.AfterFunc(ctx, func() {
+		if !kill {
+			f.close()
+			return
+		}
+		// The exec is the caller's: it ends, and says so on its stream.
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
+		defer cancel()
+		h.Kill(late, a.ID, ExitCanceled)
+		select {
+		case <-late.Done():
+			f.close()
+		case <-ended:
+		}
+	})
+	defer left()
+	for {
+		exit, err := f.read()
+		if err == nil || errors.As(err, new(writerError)) {
+			if err != nil && kill {
+				h.killSoon(a.ID)
+			}
+			if err == nil && ctx.Err() != nil && exit.Reason == ExitCanceled {
+				err = ctx.Err()
+			}
+			return exit, err
+		}
+		if ctx.Err() != nil {
+			return Exit{Reason: ExitCanceled, Code: -1}, ctx.Err()
+		}
+		if err := f.again(ctx); err != nil {
+			return Exit{}, err
+		}
+	}
+}
+
+// killSoon kills an exec whose caller has already been answered.
+func (h *Host) killSoon(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), killPatience)
+		defer cancel()
+		h.Kill(ctx, id, ExitCanceled)
+	})
+}
+
+// writerError is an error of the caller's own writer.
+type writerError struct{ error }
+
+// follower is the host's end of one exec's stream.
+type follower struct {
+	host      *Host
+	at        Attach // offsets advance with what was written
+	streams   Streams
+	conn      atomic.Pointer[net.Conn]
+	closed    atomic.Bool
+	stdinDone bool         // nothing of stdin was or will be sent
+	stdinSent atomic.Int64 // bytes
+	feeding   bool
+	stdinEnd  atomic.Bool // all of stdin and its end were sent
+}
+
+func (f *follower) use(conn net.Conn) {
+	f.conn.Store(&conn)
+	if f.closed.Load() {
+		conn.Close()
+		return
+	}
+	if !f.stdinDone && !f.feeding {
+		f.feeding = true
+		go f.feed(conn)
+	}
+}
+
+// refuseStdin tells a writer that could learn of it that nobody reads any more.
+func (f *follower) refuseStdin() {
+	if c, ok := f.streams.Stdin.(interface{ CloseWithError(error) error }); ok {
+		c.CloseWithError(ErrStdinClosed)
+	}
+}
+
+func (f *follower) close() {
+	f.closed.Store(true)
+	if conn := f.conn.Load(); conn != nil {
+		(*conn).Close()
+	}
+}
+
+// feed copies stdin to the guest until its end. It may outlive the exec, for as
+// long as a Read of the caller's reader blocks.
+func (f *follower) feed(conn net.Conn) {
+	buf := make([]byte, 5+ChunkSize)
+	for {
+		n, err := f.streams.Stdin.Read(buf[5:])
+		if n > 0 {
+			putFrameHead(buf, frameStdin, n)
+			if _, werr := conn.Write(buf[:5+n]); werr != nil {
+				return
+			}
+			f.stdinSent.Add(int64(n))
+		}
+		if err != nil {
+			// A reader that failed must not look like a complete input.
+			if err != io.EOF {
+				f.host.killSoon(f.at.ID)
+				return
+			}
+			if writeFrame(conn, frameStdin, nil) == nil {
+				f.stdinEnd.Store(true)
+			}
+			return
+		}
+	}
+}
+
+// again takes the stream up after a broken link. Input that was under way
+// cannot be taken up without a doubt about what arrived: that is a lost exec.
+func (f *follower) again(ctx context.Context) error {
+	var a Attached
+	conn, stop, err := f.host.ask(ctx, f.host.open, opAttach, f.at, &a)
+	if err != nil {
+		return err
+	}
+	stop()
+	if f.feeding && (!f.stdinEnd.Load() || a.Stdin != f.stdinSent.Load()) {
+		conn.Close()
+		f.host.killSoon(f.at.ID)
+		return fmt.Errorf("%w while standard input was being sent", ErrLost)
+	}
+	f.use(conn)
+	return nil
+}
+
+// read handles frames until the exec's end or the stream's.
+func (f *follower) read() (Exit, error) {
+	r := bufio.NewReaderSize(*f.conn.Load(), 64<<10)
+	var buf []byte
+	for {
+		typ, payload, grown, err := readFrame(r, buf)
+		if err != nil {
+			return Exit{}, err
+		}
+		buf = grown
+		switch typ {
+		case frameStdout:
+			err = f.write(f.streams.Stdout, payload, &f.at.Stdout)
+		case frameStderr:
+			err = f.write(f.streams.Stderr, payload, &f.at.Stderr)
+		case frameGap:
+			err = f.gap(payload)
+		case frameNoRead:
+			f.refuseStdin()
+		case frameExit:
+			var exit Exit
+			if err := json.Unmarshal(payload, &exit); err != nil {
+				return Exit{}, err
+			}
+			return exit, nil
+		case frameAlive:
+			return Exit{}, nil
+		}
+		if err != nil {
+			return Exit{}, err
+		}
+	}
+}
+
+func (f *follower) write(w io.Writer, p []byte, offset *int64) error {
+	*offset += int64(len(p))
+	if w == nil {
+		return nil
+	}
+	if _, err := w.Write(p); err != nil {
+		return writerError{err}
+	}
+	return nil
+}
+
+func (f *follower) gap(payload []byte) error {
+	if len(payload) != 9 {
+		return errors.New("malformed gap frame")
+	}
+	n := int64(binary.BigEndian.Uint64(payload[1:]))
+	if n < 0 {
+		return errors.New("malformed gap frame")
+	}
+	stderr := payload[0] == frameStderr
+	if stderr {
+		f.at.Stderr += n
+	} else {
+		f.at.Stdout += n
+	}
+	if f.streams.Gap != nil {
+		f.streams.Gap(stderr, n)
+	}
+	return nil
+}
+
+// Execs lists the guest's execs, oldest first.
+func (h *Host) Execs(ctx context.Context) (infos []ExecInfo, err error) {
+	err = h.call(ctx, opExecs, struct{}{}, &infos)
+	return infos, err
+}
+
+// Signal signals an exec's leader, or with tree all of its processes.
+func (h *Host) Signal(ctx context.Context, id, signal string, tree bool) error {
+	return h.call(ctx, opSignal, Signal{ID: id, Signal: signal, Tree: tree}, nil)
+}
+
+// Kill ends an exec's whole tree and returns when it is gone.
+func (h *Host) Kill(ctx context.Context, id, reason string) error {
+	return h.call(ctx, opKill, Kill{ID: id, Reason: reason}, nil)
+}
+
+// Resize sets the size of an exec's terminal.
+func (h *Host) Resize(ctx context.Context, id string, cols, rows uint16) error {
+	return h.call(ctx, opResize, Resize{ID: id, Cols: cols, Rows: rows}, nil)
+}

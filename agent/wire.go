@@ -1,0 +1,361 @@
+package agent
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Version is the wire's. Neighbouring versions work together: what a side does
+// not know of the other's features it does not use.
+const Version = 1
+
+// Sizes on the wire, in bytes.
+const (
+	maxHello    = 4 << 10  // first frame of each side
+	maxMessage  = 24 << 20 // a Request or Response: an 8 MiB program in base64 plus its arguments, doubled
+	maxFrame    = 1 << 20  // one frame of an exec's stream
+	ChunkSize   = 32 << 10 // output is sent in frames of at most this
+	RingSize    = 1 << 20  // kept of each output stream
+	MaxExecs    = 128      // living execs
+	MaxEnded    = 256      // ended execs that are remembered
+	MaxListing  = 10_000   // entries of one directory listing
+	DrainWindow = 200      // ms that output may still come after the leader's exit
+)
+
+// Hello is the guest's first frame on every connection.
+type Hello struct {
+	Version  int      `json:"version"`
+	Features []string `json:"features"`
+	Build    string   `json:"build"`            // hash of the program
+	Secret   string   `json:"secret,omitempty"` // proves a re-dial or a bulk connection
+	Bulk     string   `json:"bulk,omitempty"`   // the token of a bulk connection, "" for the control connection
+}
+
+// Welcome is the host's first frame on every connection.
+type Welcome struct {
+	Version  int      `json:"version"`
+	Features []string `json:"features"`
+	Secret   string   `json:"secret,omitempty"` // on the first connection only
+	Error    string   `json:"error,omitempty"`  // refused, and why
+	Config   *Config  `json:"config,omitempty"` // on control connections
+}
+
+// Config tells the guest about its sandbox. It comes again with each control
+// connection and may change between them.
+type Config struct {
+	UID     int    `json:"uid"` // of user code; its GID too
+	Home    string `json:"home"`
+	LeaseMS int64  `json:"lease_ms"` // it ends itself after so long without a host; 0 means never
+}
+
+// Request opens a stream.
+type Request struct {
+	Op   string          `json:"op"`
+	Args json.RawMessage `json:"args,omitempty"`
+}
+
+// Response answers it.
+type Response struct {
+	Error *Error          `json:"error,omitempty"`
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+// Error is an error that crosses the wire.
+type Error struct {
+	Code    string `json:"code"` // one of the codes below
+	Message string `json:"message"`
+	Path    string `json:"path,omitempty"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Codes of Error.
+const (
+	ErrInvalid     = "invalid"      // the request makes no sense; Path may name what
+	ErrNotFound    = "not_found"    // no such file, exec or program
+	ErrStartFailed = "start_failed" // the program exists but cannot be started
+	ErrDenied      = "denied"       // the user may not do this
+	ErrNoSpace     = "no_space"
+	ErrConflict    = "conflict" // exists, not empty, is a directory, …
+	ErrTooLarge    = "too_large"
+	ErrExhausted   = "exhausted" // too many execs or processes
+	ErrRange       = "range"
+	ErrUnavailable = "unavailable" // this guest does not know the operation
+	ErrInternal    = "internal"
+)
+
+// Operations.
+const (
+	opExec     = "exec"      // ExecStart → Attached, then the exec's stream unless detached
+	opAttach   = "attach"    // Attach → Attached, then the exec's stream
+	opSignal   = "signal"    // Signal → nothing; streams of their own, so that unread stdin holds none up
+	opResize   = "resize"    // Resize → nothing
+	opKill     = "kill"      // Kill → nothing, once nothing of the tree is left
+	opExecs    = "execs"     // nothing → []ExecInfo
+	opPing     = "ping"      // nothing → nothing
+	opEnd      = "end"       // nothing → nothing; the guest exits
+	opBulk     = "bulk"      // Bulk → nothing; the guest dials a bulk connection
+	opStat     = "stat"      // Path → FileInfo
+	opList     = "list"      // Path → []FileInfo
+	opRead     = "read"      // Read → ReadInfo, then the bytes
+	opWrite    = "write"     // Write → nothing; then chunks of content from the host, then Response of FileInfo
+	opMkdir    = "mkdir"     // Path → nothing
+	opRemove   = "remove"    // Path → nothing
+	opMove     = "move"      // Move → nothing
+	opReadTar  = "read_tar"  // Path → nothing, then chunks of a tar
+	opWriteTar = "write_tar" // Path → nothing; then chunks from the host, then Response
+	opPorts    = "ports"     // nothing → []Port
+	opDial     = "dial"      // Dial → nothing, then raw bytes both ways
+	opStats    = "stats"     // nothing → Stats
+)
+
+// ExecStart asks for a program.
+type ExecStart struct {
+	ID        string   `json:"id"`             // chosen by the host
+	Argv      [][]byte `json:"argv,omitempty"` // byte for byte
+	Language  string   `json:"language,omitempty"`
+	Code      []byte   `json:"code,omitempty"`
+	Env       []string `json:"env,omitempty"` // KEY=value, complete
+	Dir       string   `json:"dir"`           // absolute
+	TTY       bool     `json:"tty,omitempty"`
+	Cols      uint16   `json:"cols,omitempty"`
+	Rows      uint16   `json:"rows,omitempty"`
+	Stdin     bool     `json:"stdin,omitempty"` // false: /dev/null
+	Detached  bool     `json:"detached,omitempty"`
+	TimeoutMS int64    `json:"timeout_ms,omitempty"`
+	MaxOutput int64    `json:"max_output,omitempty"`
+}
+
+// ExecInfo describes an exec.
+type ExecInfo struct {
+	ID        string    `json:"id"`
+	Args      []string  `json:"args,omitempty"`
+	Language  string    `json:"language,omitempty"`
+	TTY       bool      `json:"tty,omitempty"`
+	Detached  bool      `json:"detached,omitempty"`
+	Attached  int       `json:"attached,omitempty"` // readers at this moment
+	PID       int       `json:"pid"`
+	Processes int       `json:"processes,omitempty"`
+	Started   time.Time `json:"started"`
+	Ended     time.Time `json:"ended,omitzero"`
+	Exit      *Exit     `json:"exit,omitempty"`
+}
+
+// Exit is how an exec ended.
+type Exit struct {
+	Reason      string `json:"reason"` // exited, signaled, timeout, oom, output_limit, canceled
+	Code        int    `json:"code"`   // 128 + signal for a signal
+	Signal      string `json:"signal,omitempty"`
+	StdoutBytes int64  `json:"stdout_bytes"`
+	StderrBytes int64  `json:"stderr_bytes"`
+	DurationMS  int64  `json:"duration_ms"`
+}
+
+// Reasons of Exit.
+const (
+	ExitExited      = "exited"
+	ExitSignaled    = "signaled"
+	ExitTimeout     = "timeout"
+	ExitOOM         = "oom"
+	ExitOutputLimit = "output_limit"
+	ExitCanceled    = "canceled"
+)
+
+// Attach joins an exec at byte offsets.
+type Attach struct {
+	ID       string `json:"id"`
+	Stdout   int64  `json:"stdout"`
+	Stderr   int64  `json:"stderr"`
+	NoFollow bool   `json:"no_follow,omitempty"` // end at what is there now
+	Own      bool   `json:"own,omitempty"`       // leaving ends the exec, as for the stream that started it
+}
+
+// Signal signals an exec.
+type Signal struct {
+	ID     string `json:"id"`
+	Signal string `json:"signal"` // name without SIG
+	Tree   bool   `json:"tree,omitempty"`
+}
+
+// Kill ends an exec's whole tree, also what its leader left behind.
+type Kill struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"` // becomes Exit.Reason if the leader still runs
+}
+
+// Resize sets the size of an exec's terminal.
+type Resize struct {
+	ID   string `json:"id"`
+	Cols uint16 `json:"cols"`
+	Rows uint16 `json:"rows"`
+}
+
+// Attached answers an Attach, and an ExecStart that is not detached.
+type Attached struct {
+	Info  ExecInfo `json:"info"`
+	Stdin int64    `json:"stdin"` // bytes of stdin that the guest has taken so far
+}
+
+// Path names a file.
+type Path struct {
+	Path      string `json:"path"`
+	Parents   bool   `json:"parents,omitempty"`
+	Recursive bool   `json:"recursive,omitempty"`
+}
+
+// Read names a part of a file.
+type Read struct {
+	Path   string `json:"path"`
+	Offset int64  `json:"offset"`
+	Length int64  `json:"length"` // < 0: to the end
+}
+
+// ReadInfo precedes the bytes of a read.
+type ReadInfo struct {
+	Info   FileInfo `json:"info"`
+	Offset int64    `json:"offset"`
+	Length int64    `json:"length"`
+}
+
+// Write announces a file; its content follows in chunks.
+type Write struct {
+	Path    string `json:"path"`
+	Mode    uint32 `json:"mode,omitempty"`
+	Parents bool   `json:"parents,omitempty"`
+}
+
+// Move renames.
+type Move struct {
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+// FileInfo describes a directory entry; links are not followed.
+type FileInfo struct {
+	Name    string    `json:"name"`
+	Path    string    `json:"path"`
+	Type    string    `json:"type"` // file, dir, symlink, fifo, socket, device
+	Size    int64     `json:"size"`
+	Mode    uint32    `json:"mode"`
+	ModTime time.Time `json:"mod_time"`
+	Target  string    `json:"target,omitempty"`
+}
+
+// Port is a listening TCP socket.
+type Port struct {
+	Port    uint16 `json:"port"`
+	Address string `json:"address"`
+	Process string `json:"process,omitempty"`
+}
+
+// Dial names a loopback port.
+type Dial struct {
+	Port uint16 `json:"port"`
+}
+
+// Bulk asks for a bulk connection.
+type Bulk struct {
+	Token string `json:"token"`
+}
+
+// Stats is what the guest knows of itself.
+type Stats struct {
+	RSSBytes  int64 `json:"rss_bytes"` // of the agent
+	Execs     int   `json:"execs"`
+	Processes int   `json:"processes"`
+}
+
+// Frame types of an exec's stream. Each frame is a type byte, a big-endian
+// uint32 length and so many bytes.
+const (
+	frameStdin  = 0x01 // → guest; empty: end of file
+	frameStdout = 0x11 // → host
+	frameStderr = 0x12 // → host
+	frameGap    = 0x13 // → host; frameStdout or frameStderr, big-endian uint64: bytes that are no longer kept
+	frameExit   = 0x14 // → host; JSON Exit, the last frame
+	frameAlive  = 0x15 // → host; empty, the end of an attach that does not follow
+	frameNoRead = 0x16 // → host; empty: the program no longer reads stdin
+	frameChunk  = 0x21 // both; bytes of a file or tar
+	frameEOF    = 0x22 // both; empty: all chunks were sent
+	frameError  = 0x23 // both; JSON Error: what was sent is not all there is
+)
+
+// writeFrame sends one frame with a single Write.
+func writeFrame(w io.Writer, typ byte, payload []byte) error {
+	buf := make([]byte, 5+len(payload))
+	putFrameHead(buf, typ, len(payload))
+	copy(buf[5:], payload)
+	_, err := w.Write(buf)
+	return err
+}
+
+func putFrameHead(buf []byte, typ byte, n int) {
+	buf[0] = typ
+	binary.BigEndian.PutUint32(buf[1:], uint32(n))
+}
+
+// readFrame reads one frame into buf, which grows to at most maxFrame.
+func readFrame(r *bufio.Reader, buf []byte) (typ byte, payload, grown []byte, err error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, buf, err
+	}
+	n := int(binary.BigEndian.Uint32(head[1:]))
+	if n > maxFrame {
+		return 0, nil, buf, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, maxFrame)
+	}
+	if cap(buf) < n {
+		buf = make([]byte, n)
+	}
+	buf = buf[:n]
+	_, err = io.ReadFull(r, buf)
+	return head[0], buf, buf, noEOF(err)
+}
+
+// writeMessage sends v as JSON behind its length.
+func writeMessage(w io.Writer, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(body) > maxMessage {
+		return &Error{Code: ErrTooLarge, Message: fmt.Sprintf("message of %d bytes, at most %d are allowed", len(body), maxMessage)}
+	}
+	buf := make([]byte, 4, 4+len(body))
+	binary.BigEndian.PutUint32(buf, uint32(len(body)))
+	_, err = w.Write(append(buf, body...))
+	return err
+}
+
+// readMessage reads what writeMessage wrote; limit bounds its size. It reads
+// not a byte more, so r need not be buffered.
+func readMessage(r io.Reader, limit int, v any) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	n := int(binary.BigEndian.Uint32(head[:]))
+	if n > limit {
+		return fmt.Errorf("message of %d bytes, at most %d are allowed", n, limit)
+	}
+	// The peer's word for the size is not believed before the bytes are there.
+	body, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err != nil {
+		return err
+	}
+	if len(body) < n {
+		return io.ErrUnexpectedEOF
+	}
+	return json.Unmarshal(body, v)
+}
+
+func noEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

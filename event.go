@@ -1,0 +1,43 @@
+package boxed
+
+import "time"
+
+// EventType says what happened. New types may be added.
+type EventType string
+
+// The events.
+const (
+	EventCreated  EventType = "sandbox.created" // admitted
+	EventStarted  EventType = "sandbox.started" // running
+	EventUpdated  EventType = "sandbox.updated"
+	EventPaused   EventType = "sandbox.paused"
+	EventResumed  EventType = "sandbox.resumed"
+	EventStopped  EventType = "sandbox.stopped"
+	EventFailed   EventType = "sandbox.failed"
+	EventExec     EventType = "exec.started"
+	EventExecEnd  EventType = "exec.ended"
+	EventImage    EventType = "image.pull" // progress of a pull
+	EventNodeWarn EventType = "node.warning"
+)
+
+// Cursor is a place in the stream of events. It is opaque; "" is now, and
+// [CursorOldest] the oldest event that is kept.
+type Cursor string
+
+// CursorOldest starts at the oldest event that is kept.
+const CursorOldest Cursor = "oldest"
+
+// Event is one thing that happened to one sandbox or node.
+type Event struct {
+	Cursor  Cursor      `json:"cursor"`
+	Type    EventType   `json:"type"`
+	At      time.Time   `json:"at"`
+	Node    NodeID      `json:"node"`
+	Sandbox ID          `json:"sandbox,omitempty"`
+	Owner   string      `json:"owner,omitempty"`
+	Exec    ExecID      `json:"exec,omitempty"`
+	State   State       `json:"state,omitempty"`
+	Reason  string      `json:"reason,omitempty"`
+	Message string      `json:"message,omitempty"`
+	Status  *ExitStatus `json:"status,omitempty"`
+}
