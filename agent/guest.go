@@ -76,18 +76,15 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	if welcome.Config != nil {
-		if err := g.handler.Configure(*welcome.Config); err != nil {
+		if err := g.configure(*welcome.Config); err != nil {
 			return err
 		}
 	}
-	g.mu.Lock()
 	if welcome.Secret != "" {
+		g.mu.Lock()
 		g.secret = welcome.Secret
+		g.mu.Unlock()
 	}
-	if welcome.Config != nil {
-		g.lease = time.Duration(welcome.Config.LeaseMS) * time.Millisecond
-	}
-	g.mu.Unlock()
 
 	session, err := yamux.Server(conn, muxConfig())
 	if err != nil {
@@ -103,6 +100,16 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) error {
 		}
 		go g.serve(stream)
 	}
+}
+
+func (g *Guest) configure(c Config) error {
+	if err := g.handler.Configure(c); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lease = time.Duration(c.LeaseMS) * time.Millisecond
+	return nil
 }
 
 // hello shakes hands on a fresh connection.
@@ -188,6 +195,7 @@ func operations() map[string]operation {
 			return nil, e.kill(a.Reason)
 		}),
 		opExecs:    call(func(g *Guest, _ struct{}) (any, error) { return g.list(), nil }),
+		opConfig:   call(func(g *Guest, c Config) (any, error) { return nil, g.configure(c) }),
 		opPing:     call(func(*Guest, struct{}) (any, error) { return nil, nil }),
 		opEnd:      call(func(g *Guest, _ struct{}) (any, error) { g.handler.End("asked to"); return nil, nil }),
 		opBulk:     call(func(g *Guest, a Bulk) (any, error) { return nil, g.bulkConn(a.Token) }),

@@ -34,7 +34,7 @@ type HostConfig struct {
 	Secret string
 	// Known says that a guest already has the secret: this host is a restarted one.
 	Known bool
-	// Config is sent on each control connection.
+	// Config is sent on each control connection; see Host.Configure.
 	Config Config
 	// Broken is called once if the guest breaks the protocol. May be nil.
 	Broken func(error)
@@ -272,11 +272,12 @@ func (h *Host) protocolBroken(err error) {
 	}
 }
 
-// SetConfig changes what the next control connection is told.
-func (h *Host) SetConfig(c Config) {
+// Configure changes what the guest is told, now and on each later connection.
+func (h *Host) Configure(ctx context.Context, c Config) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.config = c
+	h.mu.Unlock()
+	return h.call(ctx, opConfig, c, nil)
 }
 
 // Ready waits until the guest has dialled.

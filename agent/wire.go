@@ -96,6 +96,7 @@ const (
 	opResize   = "resize"    // Resize → nothing
 	opKill     = "kill"      // Kill → nothing, once nothing of the tree is left
 	opExecs    = "execs"     // nothing → []ExecInfo
+	opConfig   = "config"    // Config → nothing
 	opPing     = "ping"      // nothing → nothing
 	opEnd      = "end"       // nothing → nothing; the guest exits
 	opBulk     = "bulk"      // Bulk → nothing; the guest dials a bulk connection

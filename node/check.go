@@ -1,0 +1,178 @@
+package node
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// Bounds of a spec.
+const (
+	maxLabels     = 64
+	maxLabelKey   = 63
+	maxLabelValue = 256
+	maxEnv        = 256
+	maxEnvBytes   = 256 << 10 // of all names and values
+	maxPath       = 4096
+	maxFiles      = 256
+	maxFileBytes  = 8 << 20 // of all files of a spec; more goes as tar
+	minMemory     = 32 * boxed.MiB
+	minCPUs       = 0.05
+	minIdle       = boxed.Duration(time.Second)
+)
+
+func invalid(field, format string, args ...any) error {
+	return boxed.Errorf(boxed.CodeInvalid, "%s: %s", field, fmt.Sprintf(format, args...)).WithField(field)
+}
+
+// check judges a completed spec.
+func (n *Node) check(spec boxed.Spec, who boxed.Principal) error {
+	if spec.Egress != nil {
+		return boxed.Errorf(boxed.CodeUnavailable, "egress: this release gives sandboxes no way out; leave it away").WithField("egress")
+	}
+	if w := spec.Workspace; w != nil && w.Kind != "memory" {
+		return boxed.Errorf(boxed.CodeUnavailable, "workspace.kind: this release has memory only, not %q", w.Kind).WithField("workspace.kind")
+	}
+	for _, err := range []error{
+		checkName(spec.Name), checkLabels(spec.Labels), checkEnv(spec.Env), checkPath("dir", spec.Dir),
+		n.checkTTL("ttl", spec.TTL, who), checkIdle(spec.IdleTimeout), n.checkLimits(spec.Limits), checkFiles(spec.Files),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkName(name string) error {
+	if name != "" && !boxed.ValidName(name) {
+		return invalid("name", "a name is 1 to 40 of a-z, 0-9 and -, and neither starts nor ends with -")
+	}
+	return nil
+}
+
+func checkLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return invalid("labels", "%d labels, at most %d are allowed", len(labels), maxLabels)
+	}
+	for key, value := range labels {
+		if key == "" || len(key) > maxLabelKey || !utf8.ValidString(key) || strings.ContainsAny(key, "=\x00\n") {
+			return invalid("labels", "the key %.80q must have 1 to %d bytes, and no = in it", key, maxLabelKey)
+		}
+		if len(value) > maxLabelValue || !utf8.ValidString(value) || strings.ContainsRune(value, 0) {
+			return invalid("labels."+key, "a value has at most %d bytes", maxLabelValue)
+		}
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) error {
+	if len(env) > maxEnv {
+		return invalid("env", "%d variables, at most %d are allowed", len(env), maxEnv)
+	}
+	size := 0
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return invalid("env", "the variable %.80q has an empty name, an = in its name, or a zero byte", name)
+		}
+		size += len(name) + len(value)
+	}
+	if size > maxEnvBytes {
+		return invalid("env", "%d bytes of variables, at most %d are allowed", size, maxEnvBytes)
+	}
+	return nil
+}
+
+func checkPath(field, p string) error {
+	if !path.IsAbs(p) || len(p) > maxPath || strings.ContainsRune(p, 0) || path.Clean(p) != strings.TrimSuffix(p, "/") && p != "/" {
+		return invalid(field, "%.80q must be an absolute path without . and .. in it, of at most %d bytes", p, maxPath)
+	}
+	return nil
+}
+
+func (n *Node) checkTTL(field string, ttl boxed.Duration, who boxed.Principal) error {
+	switch {
+	case ttl == boxed.Never && !who.Admin():
+		return boxed.Errorf(boxed.CodeForbidden, "%s: only an admin's sandboxes may live for ever; the highest is %s", field, n.cfg.MaxTTL).WithField(field)
+	case ttl == boxed.Never:
+		return nil
+	case ttl < boxed.Duration(time.Second) || ttl > n.cfg.MaxTTL:
+		return invalid(field, "%s must be between 1s and %s", ttl, n.cfg.MaxTTL)
+	}
+	return nil
+}
+
+func checkIdle(idle boxed.Duration) error {
+	if idle != 0 && idle < minIdle {
+		return invalid("idle_timeout", "%s is too short; the shortest is %s", idle, minIdle)
+	}
+	return nil
+}
+
+func (n *Node) checkLimits(l boxed.Limits) error {
+	for _, c := range []struct {
+		field              string
+		value, low, highst int64
+	}{
+		{"memory_bytes", l.MemoryBytes, minMemory, n.cfg.Highest.MemoryBytes},
+		{"processes", l.Processes, 4, n.cfg.Highest.Processes},
+		{"open_files", l.OpenFiles, 32, n.cfg.Highest.OpenFiles},
+		{"workspace_bytes", l.WorkspaceBytes, boxed.MiB, n.cfg.Highest.WorkspaceBytes},
+		{"home_bytes", l.HomeBytes, boxed.MiB, n.cfg.Highest.HomeBytes},
+		{"tmp_bytes", l.TmpBytes, boxed.MiB, n.cfg.Highest.TmpBytes},
+		{"output_bytes", l.OutputBytes, boxed.MiB, n.cfg.Highest.OutputBytes},
+		{"shm_bytes", l.ShmBytes, boxed.MiB, n.cfg.Highest.ShmBytes},
+	} {
+		if c.value < c.low || (c.highst > 0 && c.value > c.highst) {
+			if c.highst > 0 {
+				return invalid("limits."+c.field, "%d must be between %d and %d", c.value, c.low, c.highst)
+			}
+			return invalid("limits."+c.field, "%d must be at least %d", c.value, c.low)
+		}
+	}
+	if l.CPUs < minCPUs || (n.cfg.Highest.CPUs > 0 && l.CPUs > n.cfg.Highest.CPUs) {
+		return invalid("limits.cpus", "%g must be at least %g, and at most what the operator allows", l.CPUs, minCPUs)
+	}
+	if sum := l.TmpfsBytes(); sum > l.MemoryBytes-boxed.MemoryHeadroom {
+		return invalid("limits.memory_bytes", "%d MiB leave no room for %d MiB of tmpfs and %d MiB besides; ask for more memory or smaller ones",
+			l.MemoryBytes/boxed.MiB, sum/boxed.MiB, boxed.MemoryHeadroom/boxed.MiB)
+	}
+	return nil
+}
+
+func checkFiles(files []boxed.File) error {
+	if len(files) > maxFiles {
+		return invalid("files", "%d files, at most %d are allowed; send more as tar", len(files), maxFiles)
+	}
+	size := 0
+	for i, f := range files {
+		field := fmt.Sprintf("files[%d]", i)
+		if f.Path == "" || len(f.Path) > maxPath || strings.ContainsRune(f.Path, 0) || slices.Contains(strings.Split(f.Path, "/"), "..") {
+			return invalid(field+".path", "%.80q must be a path without .. in it, of at most %d bytes", f.Path, maxPath)
+		}
+		if f.Mode > 0o777 {
+			return invalid(field+".mode", "%#o has more than permission bits", f.Mode)
+		}
+		size += len(f.Content)
+	}
+	if size > maxFileBytes {
+		return boxed.Errorf(boxed.CodeTooLarge, "files of %d bytes, at most %d are allowed in a create; send them as tar", size, maxFileBytes).WithField("files")
+	}
+	return nil
+}
+
+// checkExec judges what is checked before the sandbox is looked at.
+func checkExec(req boxed.ExecRequest) error {
+	if err := checkEnv(req.Env); err != nil {
+		return err
+	}
+	if req.MaxOutput < 0 {
+		return invalid("output_limit", "%d is negative", req.MaxOutput)
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package node
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/sandbox"
+)
+
+// Bounds of a list's page.
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// mine finds a sandbox that the caller may see. What it may not see does not
+// exist; neither does, so far, what another node owns.
+func (n *Node) mine(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
+	s, err := n.cfg.Manager.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	if !boxed.PrincipalFrom(ctx).MaySee(s.Owner) {
+		return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
+	}
+	return s, nil
+}
+
+// Get returns a living sandbox or an end record.
+func (n *Node) Get(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) { return n.mine(ctx, id) }
+
+// List returns a page of sandboxes, newest first.
+func (n *Node) List(ctx context.Context, f boxed.Filter) (boxed.List, error) {
+	who := boxed.PrincipalFrom(ctx)
+	owner := f.Owner
+	switch {
+	case owner == "":
+		owner = who.Owner
+	case owner != who.Owner && !who.Admin():
+		return boxed.List{}, boxed.Errorf(boxed.CodeForbidden, "only an admin may list another owner's sandboxes").WithField("owner")
+	}
+	limit := f.Limit
+	if limit == 0 {
+		limit = defaultPage
+	}
+	if limit < 1 || limit > maxPage {
+		return boxed.List{}, invalid("limit", "%d must be between 1 and %d", limit, maxPage)
+	}
+	after, err := parseCursor(f.Cursor)
+	if err != nil {
+		return boxed.List{}, err
+	}
+	page := boxed.List{Sandboxes: []boxed.Sandbox{}}
+	for _, s := range n.cfg.Manager.List() {
+		if !matches(&s, owner, f) || (after != "" && position(&s) <= after) {
+			continue
+		}
+		if len(page.Sandboxes) == limit {
+			page.Next = base64.RawURLEncoding.EncodeToString([]byte(position(&page.Sandboxes[limit-1])))
+			break
+		}
+		page.Sandboxes = append(page.Sandboxes, s)
+	}
+	return page, nil
+}
+
+func matches(s *boxed.Sandbox, owner string, f boxed.Filter) bool {
+	if owner != "*" && s.Owner != owner {
+		return false
+	}
+	if f.Name != "" && s.Name != f.Name {
+		return false
+	}
+	if len(f.States) == 0 && s.State.Ended() || len(f.States) > 0 && !slices.Contains(f.States, s.State) {
+		return false
+	}
+	for key, value := range f.Labels {
+		if have, ok := s.Labels[key]; !ok || have != value {
+			return false
+		}
+	}
+	return true
+}
+
+// position orders sandboxes newest first, as text.
+func position(s *boxed.Sandbox) string {
+	return fmt.Sprintf("%020d %s", ^uint64(s.CreatedAt.UnixNano()), s.ID)
+}
+
+func parseCursor(cursor string) (string, error) {
+	raw, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil || (cursor != "" && len(raw) < 22) {
+		return "", invalid("cursor", "%.40q is not from an earlier page", cursor)
+	}
+	return string(raw), nil
+}
+
+// Resolve finds a sandbox by ID, name or prefix of the ID. A caller's own
+// living sandbox of that name wins; an admin finds others' by name too.
+func (n *Node) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) {
+	if id, err := boxed.ParseID(ref); err == nil {
+		return n.mine(ctx, id)
+	}
+	who := boxed.PrincipalFrom(ctx)
+	var own, others, prefixed []boxed.Sandbox
+	for _, s := range n.cfg.Manager.List() {
+		switch {
+		case !who.MaySee(s.Owner):
+		case s.Name == ref && !s.State.Ended() && s.Owner == who.Owner:
+			own = append(own, s)
+		case s.Name == ref && !s.State.Ended():
+			others = append(others, s)
+		case len(ref) >= boxed.MinPrefixLen && strings.HasPrefix(s.ID.Random(), ref):
+			prefixed = append(prefixed, s)
+		}
+	}
+	// An ended one is what is meant only if no living one is.
+	if living := slices.DeleteFunc(slices.Clone(prefixed), func(s boxed.Sandbox) bool { return s.State.Ended() }); len(living) > 0 {
+		prefixed = living
+	}
+	for _, found := range [][]boxed.Sandbox{own, others, prefixed} {
+		if len(found) == 1 {
+			return &found[0], nil
+		}
+		if len(found) > 1 {
+			var ids []boxed.ID
+			for _, s := range found {
+				ids = append(ids, s.ID)
+			}
+			return nil, boxed.Errorf(boxed.CodeConflict, "%q could be %d sandboxes; give more of the ID: %v", ref, len(ids), ids).With("ids", ids)
+		}
+	}
+	if !n.cfg.Manager.Recovered() {
+		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
+	}
+	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %q", ref)
+}
+
+// Wait returns when the sandbox is in the state, or has ended.
+func (n *Node) Wait(ctx context.Context, id boxed.ID, until boxed.State) (*boxed.Sandbox, error) {
+	if _, err := n.mine(ctx, id); err != nil {
+		return nil, err
+	}
+	return n.cfg.Manager.Wait(ctx, id, until)
+}
+
+// Update changes a living sandbox.
+func (n *Node) Update(ctx context.Context, id boxed.ID, u boxed.Update) (*boxed.Sandbox, error) {
+	s, err := n.mine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if u.Labels != nil {
+		if err := checkLabels(*u.Labels); err != nil {
+			return nil, err
+		}
+	}
+	if u.IdleTimeout != nil {
+		idle := *u.IdleTimeout
+		if idle == boxed.Never {
+			idle = 0
+		}
+		if err := checkIdle(idle); err != nil {
+			return nil, err
+		}
+		u.IdleTimeout = &idle
+	}
+	if u.TTL != nil {
+		if err := n.checkTTL("ttl", *u.TTL, boxed.PrincipalFrom(ctx)); err != nil {
+			return nil, err
+		}
+	}
+	var admit func(sandbox.Admission) error
+	if u.Name != nil {
+		if err := checkName(*u.Name); err != nil {
+			return nil, err
+		}
+		admit = func(a sandbox.Admission) error { return nameFree(a, s.Owner, *u.Name, id) }
+	}
+	return n.cfg.Manager.Update(id, u, admit)
+}
+
+// Events yields what the caller may see of what happens after the cursor.
+func (n *Node) Events(ctx context.Context, after boxed.Cursor) iter.Seq2[boxed.Event, error] {
+	who := boxed.PrincipalFrom(ctx)
+	return func(yield func(boxed.Event, error) bool) {
+		if after == "" {
+			after = n.cfg.Events.EventsNow()
+		}
+		for {
+			changed := n.cfg.Events.EventsChanged()
+			events, err := n.cfg.Events.EventsAfter(after, 0)
+			if err != nil {
+				yield(boxed.Event{}, err)
+				return
+			}
+			for _, e := range events {
+				after = e.Cursor
+				if (who.Admin() || (e.Owner != "" && e.Owner == who.Owner)) && !yield(e, nil) {
+					return
+				}
+			}
+			if len(events) > 0 {
+				continue
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				yield(boxed.Event{}, ctx.Err())
+				return
+			}
+		}
+	}
+}

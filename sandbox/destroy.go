@@ -1,0 +1,134 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
+)
+
+// Destroy ends a sandbox and returns when nothing of it is left but its end
+// record. It is idempotent, and concurrent calls wait for one another.
+func (m *Manager) Destroy(ctx context.Context, id boxed.ID) error {
+	b, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	return b.destroy(ctx, boxed.EndDestroyed, "destroyed as asked", boxed.StateStopped)
+}
+
+// destroySteps remove what createSteps left, all of it or a part.
+var destroySteps = []step{
+	{"stopping", (*box).stepStopping},
+	{"end", (*box).stepEnd},
+	{"remove", (*box).stepRemove},
+	{"unlink", func(b *box, _ context.Context) error { b.closeHost(); return nil }},
+	{"directory", func(b *box, _ context.Context) error { return b.removeDir() }},
+	{"ended", (*box).stepEnded},
+}
+
+// destroy ends the sandbox for a reason. The first reason stays. If a step
+// fails the sandbox is stopping, and the sweep tries again.
+func (b *box) destroy(ctx context.Context, reason boxed.EndReason, why string, final boxed.State) error {
+	b.mu.Lock()
+	if b.rec.Ending == "" {
+		// Refused from here on: what is asked for after its end was decided is gone.
+		b.rec.Ending, b.rec.Why, b.rec.Failed = reason, why, final == boxed.StateFailed
+	}
+	if b.cancel != nil {
+		b.cancel()
+	}
+	b.mu.Unlock()
+	// Half an end is worse than none: the caller's leaving stops nothing.
+	ctx = context.WithoutCancel(ctx)
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if b.record().Sandbox.State.Ended() {
+		return nil
+	}
+	for _, s := range destroySteps {
+		if err := b.run(ctx, s); err != nil {
+			b.m.log.Error("destroy", "sandbox", b.id, "step", s.name, "err", err)
+			return boxed.Errorf(boxed.CodeOf(err), "destroy: %s: %w; it is tried again", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (b *box) stepStopping(context.Context) error {
+	return b.update(func(r *Record) error {
+		r.Sandbox.State = boxed.StateStopping
+		return nil
+	})
+}
+
+// stepEnd asks the agent to exit, which takes every process with it in
+// milliseconds: sooner than the engine would.
+func (b *box) stepEnd(ctx context.Context) error {
+	b.mu.Lock()
+	host := b.host
+	paused := !b.rec.Sandbox.PausedAt.IsZero()
+	b.mu.Unlock()
+	if host == nil || paused || !host.Linked() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := host.End(ctx); err != nil && !errors.Is(err, agent.ErrClosed) && ctx.Err() == nil {
+		b.m.log.Warn("end the agent", "sandbox", b.id, "err", err)
+	}
+	return nil
+}
+
+// stepRemove removes the container. One whose ID never got into the record is
+// found by its nonce.
+func (b *box) stepRemove(ctx context.Context) error {
+	r := b.record()
+	if r.ContainerID == "" {
+		found, err := b.m.cfg.Driver.List(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range found {
+			if c.Nonce == r.Nonce && c.Sandbox == b.id {
+				r.ContainerID = c.ContainerID
+			}
+		}
+	}
+	if r.ContainerID == "" {
+		return nil
+	}
+	return b.m.cfg.Driver.Remove(ctx, r.ContainerID)
+}
+
+// stepEnded writes the end record.
+func (b *box) stepEnded(context.Context) error {
+	now := b.m.cfg.Now()
+	err := b.update(func(r *Record) error {
+		s := &r.Sandbox
+		s.State = boxed.StateStopped
+		if r.Failed {
+			s.State = boxed.StateFailed
+		}
+		s.Reason, s.Message, s.EndedAt = r.Ending, r.Why, now
+		r.ContainerID = ""
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b.m.mu.Lock()
+	b.m.uids.rest(b.record().UID, now)
+	b.m.mu.Unlock()
+	if s := b.view(); !b.record().Pooled {
+		typ := boxed.EventStopped
+		if s.State == boxed.StateFailed {
+			typ = boxed.EventFailed
+		}
+		b.m.emit(typ, s, nil)
+	}
+	b.m.poke()
+	return nil
+}

@@ -1,0 +1,280 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// Config configures a Manager. Node, Dir, Agent, Driver and Records are required.
+type Config struct {
+	Node    boxed.NodeID
+	Dir     string // of this host, one directory below it for each sandbox
+	Agent   string // the agent program on this host; the path names its content
+	Driver  Driver
+	Records Records
+	// Templates by name. One of them is boxed.DefaultTemplate.
+	Templates map[string]boxed.Template
+	// Runtime is used when neither spec nor template names one; "" means the driver's.
+	Runtime string
+	// UIDs of sandboxes, both ends included.
+	FirstUID, LastUID int
+	// Refill is how many warm sandboxes are made at once; 2 is where a host of 2
+	// cores saturates.
+	Refill int
+	// PoolRoom is how much memory warm sandboxes may reserve, in bytes, where
+	// claimed ones have reserved used; nil means no bound. It must not call the
+	// Manager.
+	PoolRoom func(used boxed.Capacity) int64
+	// Emit takes events; it must not block. Nil drops them.
+	Emit func(boxed.Event)
+	// EndedFor and EndedMost bound how long, and how many, end records are kept.
+	EndedFor  time.Duration
+	EndedMost int
+	// Step is called before each step of create and destroy; an error is that
+	// step's. For tests.
+	Step func(sandbox boxed.ID, step string) error
+	Log  *slog.Logger
+	Now  func() time.Time
+}
+
+// Defaults of Config, and other times of a sandbox's life.
+const (
+	DefaultFirstUID  = 200000
+	DefaultLastUID   = 265535
+	DefaultRefill    = 2
+	DefaultEndedFor  = 24 * time.Hour
+	DefaultEndedMost = 10_000
+
+	uidRest      = time.Hour        // an ended sandbox's uid is not used again for so long
+	leaseGrace   = 10 * time.Minute // an agent without a host ends after the ttl and this
+	pooledLease  = time.Hour        // of a warm sandbox
+	orphanGrace  = 60 * time.Second // an attached exec waits so long for its client after a restart
+	sweepEvery   = time.Second
+	lookEvery    = 5 * time.Second  // at the engine, for containers that ended unseen
+	missingLooks = 3                // looks in a row before a container counts as vanished
+	stepLimit    = 60 * time.Second // for one step of create or destroy
+)
+
+// Manager owns the sandboxes of this host. It implements no rights: its callers
+// have checked who may do what. All methods are safe for concurrent use.
+type Manager struct {
+	cfg    Config
+	log    *slog.Logger
+	bootID string
+	work   sync.WaitGroup // destroys and other work that outlives a call
+	stop   chan struct{}  // closed by detach
+
+	mu        sync.Mutex
+	boxes     map[boxed.ID]*box
+	uids      uidPool
+	closed    bool
+	recovered bool
+	pools     map[string]*pool // by template
+	misses    map[string]int64
+	hits      int64
+	wake      chan struct{} // tells Run that a pool needs filling
+}
+
+// New makes a Manager. Run recovers what an earlier life left; until then
+// every call but Recovered answers not_ready.
+func New(cfg Config) (*Manager, error) {
+	cfg.FirstUID = cmp.Or(cfg.FirstUID, DefaultFirstUID)
+	cfg.LastUID = cmp.Or(cfg.LastUID, DefaultLastUID)
+	cfg.Refill = cmp.Or(cfg.Refill, DefaultRefill)
+	cfg.EndedFor = cmp.Or(cfg.EndedFor, DefaultEndedFor)
+	cfg.EndedMost = cmp.Or(cfg.EndedMost, DefaultEndedMost)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Emit == nil {
+		cfg.Emit = func(boxed.Event) {}
+	}
+	if cfg.Step == nil {
+		cfg.Step = func(boxed.ID, string) error { return nil }
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Dir = dir
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{
+		cfg: cfg, log: cfg.Log, bootID: strings.TrimSpace(string(boot)),
+		boxes: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
+		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
+		stop: make(chan struct{}),
+	}
+	for name, t := range cfg.Templates {
+		m.pools[name] = &pool{template: t}
+	}
+	return m, nil
+}
+
+// Run recovers, then sweeps deadlines, watches the engine and fills the pools
+// until ctx ends. Sandboxes live on: the next Run adopts them.
+func (m *Manager) Run(ctx context.Context) error {
+	defer m.detach()
+	if err := m.recover(ctx); err != nil {
+		return err
+	}
+	var parts sync.WaitGroup
+	for _, part := range []func(context.Context){m.sweep, m.look, m.watch, m.fill} {
+		parts.Go(func() { part(ctx) })
+	}
+	parts.Wait()
+	return nil
+}
+
+// detach ends all links, and waits for the work under way.
+func (m *Manager) detach() {
+	m.mu.Lock()
+	m.closed = true
+	close(m.stop)
+	boxes := m.allLocked()
+	m.mu.Unlock()
+	m.work.Wait()
+	for _, b := range boxes {
+		b.closeHost()
+	}
+}
+
+// later runs work that must not hold its caller up, unless the Manager is
+// closing: the sweep of its next life finds what is due.
+func (m *Manager) later(work func(ctx context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.work.Go(func() { work(context.Background()) })
+}
+
+func (m *Manager) allLocked() []*box {
+	boxes := make([]*box, 0, len(m.boxes))
+	for _, b := range m.boxes {
+		boxes = append(boxes, b)
+	}
+	return boxes
+}
+
+func (m *Manager) all() []*box {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.allLocked()
+}
+
+// Recovered reports whether calls are served.
+func (m *Manager) Recovered() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.recovered
+}
+
+// find looks up a sandbox that was handed out.
+func (m *Manager) find(id boxed.ID) (*box, error) {
+	m.mu.Lock()
+	b, recovered := m.boxes[id], m.recovered
+	m.mu.Unlock()
+	switch {
+	case b != nil && b.shown():
+		return b, nil
+	case !recovered:
+		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
+	}
+	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
+}
+
+func (b *box) shown() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.listed
+}
+
+// Get returns a living sandbox or an end record.
+func (m *Manager) Get(id boxed.ID) (*boxed.Sandbox, error) {
+	b, err := m.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return b.view(), nil
+}
+
+// List returns all that were handed out, newest first, end records too.
+func (m *Manager) List() []boxed.Sandbox {
+	var list []boxed.Sandbox
+	for _, b := range m.all() {
+		if b.shown() {
+			list = append(list, *b.view())
+		}
+	}
+	slices.SortFunc(list, func(a, b boxed.Sandbox) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), strings.Compare(string(a.ID), string(b.ID)))
+	})
+	return list
+}
+
+// Wait returns when the sandbox is in the state, or has ended.
+func (m *Manager) Wait(ctx context.Context, id boxed.ID, until boxed.State) (*boxed.Sandbox, error) {
+	b, err := m.find(id)
+	if err != nil {
+		return nil, err
+	}
+	err = b.wait(ctx, func(r *Record) bool { return r.Sandbox.State == until || r.Sandbox.State.Ended() })
+	if err != nil {
+		return nil, err
+	}
+	return b.view(), nil
+}
+
+// Used is what claimed sandboxes have reserved, and Warm what pooled ones have.
+func (m *Manager) Used() (used, warm boxed.Capacity) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.usedLocked()
+}
+
+func (m *Manager) usedLocked() (used, warm boxed.Capacity) {
+	for _, b := range m.boxes {
+		r := b.record()
+		if r.Sandbox.State.Ended() {
+			continue
+		}
+		sum := &used
+		if r.Pooled {
+			sum = &warm
+		}
+		sum.MemoryBytes += r.Sandbox.Limits.MemoryBytes
+		sum.CPUs += r.Sandbox.Limits.CPUs
+		sum.Sandboxes++
+	}
+	return used, warm
+}
+
+func (m *Manager) emit(typ boxed.EventType, s *boxed.Sandbox, fill func(*boxed.Event)) {
+	e := boxed.Event{
+		Type: typ, At: m.cfg.Now(), Node: m.cfg.Node, Sandbox: s.ID, Owner: s.Owner,
+		State: s.State, Reason: string(s.Reason), Message: s.Message,
+	}
+	if fill != nil {
+		fill(&e)
+	}
+	m.cfg.Emit(e)
+}

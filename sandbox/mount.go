@@ -1,0 +1,33 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// makeMount fills the directory that a sandbox sees at GuestDir. Its files are
+// mounted over the image's, so that an image cannot give its uid a name, or its
+// user a group, that means something.
+func makeMount(dir string, id boxed.ID, uid int) error {
+	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	host := Hostname(id)
+	files := map[string]string{
+		"passwd": fmt.Sprintf("root:x:0:0:root:/:/bin/false\n%s:x:%d:%d:sandbox:%s:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", GuestUser, uid, uid, GuestHome),
+		"group":  fmt.Sprintf("root:x:0:\ntty:x:5:\n%s:x:%d:\nnogroup:x:65534:\n", GuestUser, uid),
+		"hosts":  fmt.Sprintf("127.0.0.1\tlocalhost %s\n::1\tlocalhost\n", host),
+		// Nobody listens there: a lookup fails at once.
+		"resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(dir, 0o711) // whatever the umask
+}
