@@ -1,0 +1,353 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/internal/frame"
+	"github.com/coder/websocket"
+)
+
+// outputWindow is how much of each output is on the way or waits for its
+// writer, in bytes. With it a paused writer costs no more than that, and the
+// socket is always read, so that pings are answered.
+const outputWindow = 1 << 20
+
+// stream is one exec over a WebSocket. The caller's goroutine reads the socket,
+// one goroutine writes it, and one writes each output.
+type stream struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	resize         <-chan boxed.Size
+	signals        <-chan string
+	started        func(boxed.ExecID)
+	gap            func(string, int64)
+
+	conn   *websocket.Conn
+	id     boxed.ExecID
+	ended  chan struct{} // closed when the stream is over
+	chunks chan chunk    // from the stdin reader
+	kick   chan struct{} // capacity 1: a sink owes credit
+	credit chan int64    // capacity 1: stdin credit from the server, summed up
+	sinks  [2]*sink
+	wg     sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // the first local failure
+}
+
+type chunk struct {
+	data []byte // nil: end of input
+	done chan<- struct{}
+}
+
+// run connects, sends the request (nil: none is due) and returns how it ended.
+func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, request any) (boxed.ExitStatus, error) {
+	q.Set("window", strconv.Itoa(outputWindow))
+	conn, err := c.dial(ctx, path, q)
+	if err != nil {
+		return boxed.ExitStatus{}, err
+	}
+	defer conn.CloseNow()
+	conn.SetReadLimit(frame.MaxMessage)
+	s.conn = conn
+	if request != nil {
+		raw, err := json.Marshal(request)
+		if err != nil {
+			return boxed.ExitStatus{}, &boxed.Error{Code: boxed.CodeInvalid, Message: "write the request: " + err.Error(), Err: err}
+		}
+		if err := conn.Write(ctx, websocket.MessageText, raw); err != nil {
+			return boxed.ExitStatus{}, c.transportError(ctx, err, false)
+		}
+	}
+	s.ended, s.kick = make(chan struct{}), make(chan struct{}, 1)
+	s.chunks, s.credit = make(chan chunk), make(chan int64, 1)
+	s.sinks[0] = newSink(frame.Stdout, s.stdout, s)
+	s.sinks[1] = newSink(frame.Stderr, s.stderr, s)
+	unhook := context.AfterFunc(ctx, func() { conn.CloseNow() })
+	defer unhook()
+	s.wg.Go(s.writeLoop)
+	s.wg.Go(s.sinks[0].run)
+	s.wg.Go(s.sinks[1].run)
+	if s.stdin != nil {
+		go s.readStdin() // nobody waits for it: its Read may be blocked for ever
+	}
+	status, err := s.readLoop()
+	for _, k := range s.sinks {
+		k.finish(err == nil || errors.Is(err, boxed.CodeLost)) // what came is delivered
+	}
+	close(s.ended)
+	if err != nil {
+		conn.CloseNow()
+	}
+	s.wg.Wait()
+	if local := s.failure(); local != nil {
+		return boxed.ExitStatus{}, local
+	}
+	if err != nil && ctx.Err() != nil {
+		return boxed.ExitStatus{}, contextError(ctx)
+	}
+	return status, err
+}
+
+// fail ends the stream for a reason of this side.
+func (s *stream) fail(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+	s.conn.CloseNow()
+}
+
+func (s *stream) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *stream) lost(err error) error {
+	e := &boxed.Error{Code: boxed.CodeLost, Message: "the link to the sandbox broke; how the program ended is not known", Err: err}
+	if s.id != "" {
+		e = e.With("exec", string(s.id))
+	}
+	return e
+}
+
+// readLoop reads frames until the last one.
+func (s *stream) readLoop() (boxed.ExitStatus, error) {
+	for {
+		buf, err := readMessage(s.conn)
+		if err != nil {
+			return boxed.ExitStatus{}, s.lost(err)
+		}
+		f, err := frame.Parse(*buf)
+		if err != nil {
+			return boxed.ExitStatus{}, s.lost(err)
+		}
+		switch f.Type {
+		case frame.Stdout, frame.Stderr:
+			if err := s.sinks[f.Type-frame.Stdout].put(item{data: f.Payload, buf: buf}); err != nil {
+				return boxed.ExitStatus{}, s.lost(err)
+			}
+			continue // the sink gives the buffer back
+		case frame.Gap:
+			if f.Stream == frame.Stdin {
+				break
+			}
+			if err := s.sinks[f.Stream-frame.Stdout].put(item{gap: int64(f.Bytes)}); err != nil {
+				return boxed.ExitStatus{}, s.lost(err)
+			}
+		case frame.Started:
+			s.id = boxed.ExecID(f.Text)
+			if s.started != nil {
+				s.started(s.id)
+			}
+		case frame.Credit:
+			if f.Stream == frame.Stdin {
+				s.addCredit(int64(f.Bytes))
+			}
+		case frame.Exit, frame.Error, frame.End:
+			return s.last(f)
+		}
+		buffers.Put(buf)
+	}
+}
+
+func (s *stream) last(f frame.Frame) (status boxed.ExitStatus, err error) {
+	switch f.Type {
+	case frame.Exit:
+		if err := json.Unmarshal(f.Payload, &status); err != nil {
+			return boxed.ExitStatus{}, s.lost(err)
+		}
+		return status, nil
+	case frame.Error:
+		var p problem
+		if err := json.Unmarshal(f.Payload, &p); err != nil || p.Code == "" {
+			return boxed.ExitStatus{}, s.lost(err)
+		}
+		e := p.err()
+		if s.id != "" && e.Detail["exec"] == nil {
+			e = e.With("exec", string(s.id))
+		}
+		return boxed.ExitStatus{}, e
+	}
+	return boxed.ExitStatus{}, nil // it still runs: Reason is empty
+}
+
+func (s *stream) addCredit(n int64) {
+	select {
+	case old := <-s.credit:
+		n += old
+	default:
+	}
+	select {
+	case s.credit <- n:
+	default: // cannot be full: this is the only sender
+	}
+}
+
+// writeLoop is the only writer of the socket.
+func (s *stream) writeLoop() {
+	var buf []byte
+	write := func(f frame.Frame) bool {
+		buf = frame.Append(buf[:0], f)
+		// No deadline: a node that does not read is found by the pings' absence and
+		// by ctx, and a paused program may stop reading its input for long.
+		return s.conn.Write(context.Background(), websocket.MessageBinary, buf) == nil
+	}
+	resize, signals := s.resize, s.signals
+	ok := true
+	for ok {
+		select {
+		case c := <-s.chunks:
+			if c.data == nil {
+				ok = write(frame.Frame{Type: frame.StdinClose})
+			} else {
+				ok = write(frame.Frame{Type: frame.Stdin, Payload: c.data})
+			}
+			close(c.done)
+		case size, open := <-resize:
+			if !open {
+				resize = nil
+				continue
+			}
+			ok = write(frame.Frame{Type: frame.Resize, Cols: size.Cols, Rows: size.Rows})
+		case name, open := <-signals:
+			if !open {
+				signals = nil
+				continue
+			}
+			ok = write(frame.Frame{Type: frame.Signal, Text: name})
+		case <-s.kick:
+			for _, k := range s.sinks {
+				if n := k.owed.Swap(0); n > 0 && ok {
+					ok = write(frame.Frame{Type: frame.Credit, Stream: k.kind, Bytes: uint64(n)})
+				}
+			}
+		case <-s.ended:
+			return
+		}
+	}
+}
+
+// readStdin sends the caller's input, never more than the server has room for.
+func (s *stream) readStdin() {
+	room := int64(frame.StdinWindow)
+	buf := make([]byte, frame.DataSize)
+	send := func(data []byte) bool {
+		done := make(chan struct{})
+		select {
+		case s.chunks <- chunk{data, done}:
+		case <-s.ended:
+			return false
+		}
+		select {
+		case <-done:
+			return true
+		case <-s.ended:
+			return false
+		}
+	}
+	for {
+		for room == 0 {
+			select {
+			case n := <-s.credit:
+				room += n
+			case <-s.ended:
+				return
+			}
+		}
+		n, err := s.stdin.Read(buf[:min(int64(len(buf)), room)])
+		if n > 0 {
+			room -= int64(n)
+			if !send(buf[:n]) {
+				return
+			}
+		}
+		if err == io.EOF {
+			send(nil)
+			return
+		}
+		if err != nil {
+			select {
+			case <-s.ended:
+			default: // input that broke off must not look whole
+				s.fail(&boxed.Error{Code: boxed.CodeCanceled, Message: "read stdin: " + err.Error(), Err: err})
+			}
+			return
+		}
+	}
+}
+
+// buffers are messages on their way from the socket to a sink.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, frame.DataSize+1); return &b }}
+
+// readMessage reads one binary message into a pooled buffer.
+func readMessage(conn *websocket.Conn) (*[]byte, error) {
+	typ, r, err := conn.Reader(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	if typ != websocket.MessageBinary {
+		return nil, errors.New("a text message where a frame belongs")
+	}
+	buf := buffers.Get().(*[]byte)
+	b := (*buf)[:0]
+	for {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if err == io.EOF {
+			*buf = b
+			return buf, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// dial opens a WebSocket. ctx bounds the handshake; the connection lives on.
+func (c *Client) dial(ctx context.Context, path string, q url.Values) (*websocket.Conn, error) {
+	keep := &keepBody{next: c.http.Transport}
+	if keep.next == nil {
+		keep.next = http.DefaultTransport
+	}
+	conn, _, err := websocket.Dial(ctx, c.url(path, q), &websocket.DialOptions{
+		HTTPClient: &http.Client{Transport: keep, CheckRedirect: c.http.CheckRedirect, Jar: c.http.Jar},
+		HTTPHeader: c.header(),
+	})
+	switch {
+	case err == nil:
+		return conn, nil
+	case keep.err != nil:
+		return nil, keep.err
+	}
+	return nil, c.transportError(ctx, err, true)
+}
+
+// keepBody reads the error of a refused handshake, of which the WebSocket
+// library keeps only the first kilobyte.
+type keepBody struct {
+	next http.RoundTripper
+	err  error
+}
+
+func (k *keepBody) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := k.next.RoundTrip(r)
+	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
+		k.err = responseError(resp)
+		resp.Body = http.NoBody
+	}
+	return resp, err
+}

@@ -1,0 +1,125 @@
+package api
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// recorder notes what an answer was, for the access log.
+type recorder struct {
+	http.ResponseWriter
+	status int
+	bytes  int64
+	wrote  bool        // the header has gone out, or the connection was taken over
+	taken  atomic.Bool // by a WebSocket
+}
+
+// Unwrap is for http.ResponseController.
+func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader notes the status.
+func (w *recorder) WriteHeader(status int) {
+	if !w.wrote {
+		w.status, w.wrote = status, status != http.StatusSwitchingProtocols
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write counts bytes.
+func (w *recorder) Write(p []byte) (int, error) {
+	if !w.wrote {
+		w.WriteHeader(http.StatusOK)
+	}
+	n, err := w.ResponseWriter.Write(p)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// Hijack hands the connection to a WebSocket.
+func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err == nil {
+		w.wrote = true
+		w.taken.Store(true)
+	}
+	return conn, rw, err
+}
+
+func (w *recorder) hijacked() bool { return w.taken.Load() }
+
+var saneID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// requestID takes the client's if it is harmless in a log, or mints one.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-ID"); saneID.MatchString(id) {
+		return id
+	}
+	return boxed.NewToken(16)
+}
+
+// body is the request's body with a deadline for each read, not for the whole:
+// an upload may last for as long as it makes progress.
+func (c *call) body(idle time.Duration) *idleReader {
+	return &idleReader{r: c.r, ctl: http.NewResponseController(c.w), idle: idle, c: c}
+}
+
+type idleReader struct {
+	r    *http.Request
+	ctl  *http.ResponseController
+	idle time.Duration
+	c    *call
+}
+
+func (b *idleReader) Read(p []byte) (int, error) {
+	b.ctl.SetReadDeadline(time.Now().Add(b.idle))
+	// After the deadline is set, so that guard's own deadline is not undone.
+	if err := b.c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := b.r.Body.Read(p)
+	// Cleared at once: the deadline must not hit net/http's own read-ahead, which
+	// would take it for a client that has gone.
+	b.ctl.SetReadDeadline(time.Time{})
+	return n, err
+}
+
+// idleWriter writes an answer's body with a deadline for each write.
+type idleWriter struct {
+	c   *call
+	ctl *http.ResponseController
+}
+
+func (c *call) writer() *idleWriter {
+	return &idleWriter{c: c, ctl: http.NewResponseController(c.w)}
+}
+
+func (w *idleWriter) Write(p []byte) (int, error) {
+	w.ctl.SetWriteDeadline(time.Now().Add(w.c.s.cfg.WriteIdle))
+	if err := w.c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.c.w.Write(p)
+}
+
+// flush sends what is buffered.
+func (w *idleWriter) flush() error {
+	w.ctl.SetWriteDeadline(time.Now().Add(w.c.s.cfg.WriteIdle))
+	return w.ctl.Flush()
+}
+
+// rest clears the deadline of the last write; the connection may serve another
+// request.
+func (w *idleWriter) rest() { w.ctl.SetWriteDeadline(time.Time{}) }
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.Is(err, os.ErrDeadlineExceeded) || (errors.As(err, &ne) && ne.Timeout())
+}

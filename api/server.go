@@ -1,0 +1,338 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// Config is what a Server needs. Service, Auth and Logger are required.
+type Config struct {
+	Service boxed.API
+	Admin   boxed.Admin // nil: the calls about keys answer "unavailable"
+	Auth    Authenticator
+	Logger  *slog.Logger
+	Version string // of the program
+
+	// Ready returns why the node cannot take work, or nothing if it can. It must
+	// answer within a second. Nil: always ready.
+	Ready func(ctx context.Context) []string
+
+	// Hosts is the closed set of Host headers that are served: names or
+	// addresses without a port (any port), or with one. Empty: [LoopbackHosts].
+	Hosts []string
+	// TrustedProxies may say by X-Forwarded-For and X-Forwarded-Proto whom they
+	// speak for.
+	TrustedProxies []netip.Prefix
+
+	// Limits; zero means the default that is given.
+	MaxJSON      int64         // bytes of a JSON body: 16 MiB
+	JSONIdle     time.Duration // a JSON body without a byte: 30 s
+	BodyIdle     time.Duration // a file's or tar's body without a byte: 5 min
+	WriteIdle    time.Duration // a reader that takes nothing: 60 s
+	PingInterval time.Duration // of WebSockets: 30 s
+	KeepAlive    time.Duration // comments between server-sent events: 15 s
+	AuthFailures int           // wrong keys of one address before it must wait: 20
+}
+
+func (c *Config) defaults() error {
+	if c.Service == nil || c.Auth == nil || c.Logger == nil {
+		return errors.New("api: Service, Auth and Logger are required")
+	}
+	if len(c.Hosts) == 0 {
+		c.Hosts = LoopbackHosts()
+	}
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&c.JSONIdle, 30*time.Second)
+	set(&c.BodyIdle, 5*time.Minute)
+	set(&c.WriteIdle, 60*time.Second)
+	set(&c.PingInterval, 30*time.Second)
+	set(&c.KeepAlive, 15*time.Second)
+	if c.MaxJSON == 0 {
+		c.MaxJSON = 16 << 20
+	}
+	if c.AuthFailures == 0 {
+		c.AuthFailures = 20
+	}
+	return nil
+}
+
+// Server answers the API. It is an [http.Handler].
+type Server struct {
+	cfg      Config
+	doc      *document
+	router   *router
+	hosts    hostSet
+	failures *failures
+	pages    pages
+
+	// Contexts that end when the node goes away: follow at once, live after the
+	// drain time.
+	follow, live       context.Context
+	endFollow, endLive context.CancelCauseFunc
+	mu                 sync.Mutex
+	draining           bool
+	inflight           int
+	idle               chan struct{} // closed when draining and nothing is in flight
+}
+
+// New makes a Server. It starts nothing; Shutdown ends what its requests run.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.defaults(); err != nil {
+		return nil, err
+	}
+	doc, err := loadDocument()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, doc: doc, failures: newFailures(cfg.AuthFailures), idle: make(chan struct{})}
+	if s.hosts, err = newHostSet(cfg.Hosts); err != nil {
+		return nil, err
+	}
+	if s.router, err = newRouter(routes(), doc); err != nil {
+		return nil, err
+	}
+	if s.pages, err = makePages(doc); err != nil {
+		return nil, err
+	}
+	s.follow, s.endFollow = context.WithCancelCause(context.Background())
+	s.live, s.endLive = context.WithCancelCause(context.Background())
+	return s, nil
+}
+
+// HTTPServer is an http.Server for s with the timeouts that suit it: headers
+// within 10 s and 64 KiB, two idle minutes, and no limit on a request as a
+// whole, because streams and uploads last. Handlers set their own deadlines.
+func (s *Server) HTTPServer() *http.Server {
+	return &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
+	}
+}
+
+// Shutdown refuses new requests, ends what only follows (events, output,
+// waits), and returns when all requests have ended. When ctx ends first the
+// rest is told that the node is going away and gets three more seconds; an
+// attached exec is left running in its sandbox. Close the http.Server after it.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	if !s.draining {
+		s.draining = true
+		if s.inflight == 0 {
+			close(s.idle)
+		}
+	}
+	s.mu.Unlock()
+	s.endFollow(boxed.ErrGoingAway)
+	defer s.endLive(boxed.ErrGoingAway)
+	select {
+	case <-s.idle:
+		return nil
+	case <-ctx.Done():
+	}
+	s.endLive(boxed.ErrGoingAway)
+	select {
+	case <-s.idle:
+		return nil
+	case <-time.After(3 * time.Second):
+		return fmt.Errorf("requests are still in flight: %w", ctx.Err())
+	}
+}
+
+// enter counts a request in; it reports whether it may go on.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inflight++
+	return !s.draining
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inflight--
+	if s.draining && s.inflight == 0 {
+		close(s.idle)
+	}
+}
+
+// call is one request on its way through the server.
+type call struct {
+	s     *Server
+	w     *recorder
+	r     *http.Request
+	ctx   context.Context // with the principal and the request's ID; ends early on revocation and shutdown
+	id    string          // the request's
+	addr  netip.Addr      // the client's, past trusted proxies
+	route *route
+	op    *operation
+	v     values
+	who   boxed.Principal
+
+	code boxed.Code // of the answer's error
+	err  error      // what went wrong, for the log
+}
+
+// ServeHTTP does what every request needs, in this order: an ID, recovery and
+// the access log; is the node going away; is the Host served and the origin
+// not foreign; which call is it; who asks; does the request fit the document.
+// Then the call's handler runs.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, id: requestID(r), ctx: r.Context()}
+	c.addr = s.clientAddr(r)
+	h := w.Header()
+	h.Set("X-Request-ID", c.id)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'; sandbox")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	open := s.enter()
+	defer s.leave()
+	defer func() {
+		v := recover()
+		if v != nil {
+			c.recovered(v)
+		}
+		s.logAccess(c, time.Since(start))
+		if v != nil && c.w.wrote {
+			panic(http.ErrAbortHandler) // half an answer must not look whole
+		}
+	}()
+	if !open {
+		h.Set("Connection", "close")
+		c.fail(boxed.Errorf(boxed.CodeNotReady, "the node is shutting down"))
+		return
+	}
+	if err := c.serve(); err != nil {
+		if c.w.wrote {
+			c.code, c.err = boxed.CodeOf(err), err
+			panic(http.ErrAbortHandler)
+		}
+		c.fail(err)
+	}
+}
+
+func (c *call) serve() error {
+	if err := c.s.checkOrigin(c.r); err != nil {
+		return err
+	}
+	path, err := c.match()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(boxed.WithRequestID(c.r.Context(), c.id))
+	defer cancel(nil)
+	c.ctx = ctx
+	if !c.op.open {
+		if c.who, err = c.authenticate(); err != nil {
+			return err
+		}
+		c.ctx = boxed.WithPrincipal(c.ctx, c.who)
+	}
+	if c.v, err = c.op.checkParams(path, c.r.URL.RawQuery); err != nil {
+		return err
+	}
+	if c.route.long {
+		defer c.guard(cancel)()
+	}
+	return c.route.handle(c)
+}
+
+// guard ends the call when its key is revoked or the node goes away, also if it
+// is stuck in a read or a write.
+func (c *call) guard(cancel context.CancelCauseFunc) (stop func()) {
+	away := c.s.live
+	if c.route.follows {
+		away = c.s.follow
+	}
+	stopAway := context.AfterFunc(away, func() { cancel(boxed.ErrGoingAway) })
+	ctl := http.NewResponseController(c.w)
+	ctx := c.ctx
+	stopStuck := context.AfterFunc(ctx, func() {
+		if ended(ctx) != nil && !c.w.hijacked() {
+			ctl.SetReadDeadline(time.Now())
+			ctl.SetWriteDeadline(time.Now().Add(time.Second))
+		}
+	})
+	stopWatch := func() {}
+	if c.who.Key != "" {
+		revoked, unwatch := c.s.cfg.Auth.Watch(c.who.Key)
+		quit, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			select {
+			case <-revoked:
+				cancel(errRevoked)
+			case <-quit:
+			}
+		}()
+		stopWatch = func() { close(quit); <-done; unwatch() }
+	}
+	return func() { stopAway(); stopStuck(); stopWatch() }
+}
+
+// recovered answers a panic and keeps its trace for the log.
+func (c *call) recovered(v any) {
+	if v == http.ErrAbortHandler {
+		return
+	}
+	c.code, c.err = boxed.CodeInternal, fmt.Errorf("panic: %v", v)
+	c.s.cfg.Logger.Error("panic in a request", "request_id", c.id, "err", fmt.Sprint(v), "stack", string(debug.Stack()))
+	if !c.w.wrote {
+		c.fail(boxed.Errorf(boxed.CodeInternal, "internal error; the node's log has the cause under this request's ID"))
+	}
+}
+
+// logAccess writes the one line of a request: the route's pattern and never the
+// path or the query, which may hold names of files; no body, no key.
+func (s *Server) logAccess(c *call, took time.Duration) {
+	pattern := "none"
+	if c.route != nil {
+		pattern = c.route.path
+	}
+	level := slog.LevelInfo
+	if c.op != nil && c.op.open && c.code == "" {
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{
+		slog.String("method", clip(c.r.Method)), slog.String("route", pattern),
+		slog.Int("status", c.w.status), slog.Int64("bytes", c.w.bytes), slog.Duration("took", took),
+		slog.String("request_id", c.id), slog.String("addr", c.addr.String()),
+	}
+	if c.who.Owner != "" {
+		attrs = append(attrs, slog.String("owner", c.who.Owner), slog.String("key", c.who.Key))
+	}
+	if c.code != "" {
+		attrs = append(attrs, slog.String("code", string(c.code)))
+	}
+	if c.code == boxed.CodeInternal || c.code == boxed.CodeLost {
+		level = slog.LevelError
+		attrs = append(attrs, slog.Any("err", cause(c.err)))
+	}
+	s.cfg.Logger.LogAttrs(c.r.Context(), level, "request", attrs...)
+}
+
+// cause is the whole chain of an error, for the log.
+func cause(err error) error {
+	var e *boxed.Error
+	if errors.As(err, &e) && e.Err != nil && err == error(e) {
+		return fmt.Errorf("%s: %w", e.Message, e.Err)
+	}
+	return err
+}

@@ -1,0 +1,434 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+)
+
+// maxProblems is how many mistakes of one request are named.
+const maxProblems = 8
+
+// values are a request's parameters after they have been checked.
+type values map[string][]string
+
+func (v values) str(name string) string {
+	if s := v[name]; len(s) > 0 {
+		return s[0]
+	}
+	return ""
+}
+
+func (v values) has(name string) bool { return len(v[name]) > 0 }
+func (v values) boolean(name string) bool {
+	return v.str(name) == "true"
+}
+
+func (v values) integer(name string) int64 {
+	n, _ := strconv.ParseInt(v.str(name), 10, 64) // checked before
+	return n
+}
+
+func (v values) duration(name string) boxed.Duration {
+	d, _ := boxed.ParseDuration(v.str(name)) // checked before
+	return d
+}
+
+// checkParams checks path and query parameters and fills in what the document
+// says a missing one means.
+func (o *operation) checkParams(path map[string]string, rawQuery string) (values, error) {
+	query, err := url.ParseQuery(rawQuery)
+	if err != nil {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "the query cannot be read: check its %%-escapes").WithField("query")
+	}
+	v := make(values, len(o.params))
+	for i := range o.params {
+		p := &o.params[i]
+		got := query[p.name]
+		if p.in == "path" {
+			got = []string{path[p.name]}
+		} else {
+			delete(query, p.name)
+		}
+		if len(got) == 0 {
+			if p.required {
+				return nil, invalidField(p.name, "this query parameter is required")
+			}
+			if p.fallback != "" {
+				v[p.name] = []string{p.fallback}
+			}
+			continue
+		}
+		if err := p.check(got); err != nil {
+			return nil, err
+		}
+		v[p.name] = got
+	}
+	for name := range query {
+		return nil, invalidField(clip(name), "unknown query parameter")
+	}
+	return v, nil
+}
+
+func (p *parameter) check(got []string) error {
+	if len(got) > 1 && p.kind != "array" {
+		return invalidField(p.name, "given more than once")
+	}
+	var value any = got[0]
+	switch p.kind {
+	case "integer":
+		n, err := strconv.ParseInt(got[0], 10, 64)
+		if err != nil {
+			return invalidField(p.name, "must be an integer")
+		}
+		value = n
+	case "boolean":
+		switch got[0] {
+		case "true":
+			value = true
+		case "false":
+			value = false
+		default:
+			return invalidField(p.name, "must be true or false")
+		}
+	case "array":
+		list := make([]any, len(got))
+		for i, s := range got {
+			list[i] = s
+		}
+		value = list
+	}
+	if err := p.schema.Validate(value); err != nil {
+		return describe(err, p.name)
+	}
+	return nil
+}
+
+// check decodes a JSON body into a T after it has been checked against the
+// operation's schema.
+func check[T any](o *operation, raw []byte) (T, error) {
+	var out T
+	if !utf8.Valid(raw) {
+		return out, boxed.Errorf(boxed.CodeInvalid, "the body is not UTF-8; bytes that are not belong in a base64 field")
+	}
+	if loneSurrogate(raw) {
+		return out, boxed.Errorf(boxed.CodeInvalid, `the body has half of a surrogate pair (\ud800 to \udfff), which is no character`)
+	}
+	var tree any
+	if err := json.Unmarshal(raw, &tree); err != nil {
+		return out, notJSON(err)
+	}
+	if err := o.body.Validate(tree); err != nil {
+		return out, describe(err, "")
+	}
+	if err := json.Unmarshal(raw, &out); err != nil {
+		return out, notJSON(err)
+	}
+	return out, nil
+}
+
+func notJSON(err error) error {
+	var known *boxed.Error
+	var typ *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &typ) && typ.Field != "":
+		return invalidField(typ.Field, "must be "+typ.Type.String()+", not "+typ.Value)
+	case errors.As(err, &syntax):
+		return boxed.Errorf(boxed.CodeInvalid, "the body is not JSON: %v at byte %d", syntax, syntax.Offset)
+	}
+	return boxed.Errorf(boxed.CodeInvalid, "the body is not JSON that this call takes: %v", err)
+}
+
+// loneSurrogate reports whether JSON text has an escape that is half of a
+// character. encoding/json would replace it silently.
+func loneSurrogate(raw []byte) bool {
+	for {
+		i := bytes.IndexByte(raw, '\\')
+		if i < 0 || i+1 >= len(raw) {
+			return false
+		}
+		if raw[i+1] != 'u' {
+			raw = raw[i+2:]
+			continue
+		}
+		raw = raw[i:]
+		switch u := hex4(raw); {
+		case u >= 0xdc00 && u <= 0xdfff:
+			return true
+		case u >= 0xd800 && u <= 0xdbff:
+			if len(raw) < 12 || raw[6] != '\\' || raw[7] != 'u' {
+				return true
+			}
+			if low := hex4(raw[6:]); low < 0xdc00 || low > 0xdfff {
+				return true
+			}
+			raw = raw[12:]
+		default:
+			raw = raw[2:]
+		}
+	}
+}
+
+// hex4 reads `\uXXXX`; -1 if it is not one.
+func hex4(raw []byte) int64 {
+	if len(raw) < 6 {
+		return -1
+	}
+	n, err := strconv.ParseUint(string(raw[2:6]), 16, 32)
+	if err != nil {
+		return -1
+	}
+	return int64(n)
+}
+
+// readJSON reads a JSON body within its bound.
+func (c *call) readJSON() ([]byte, error) {
+	if err := c.bodyType([]string{"application/json"}); err != nil {
+		return nil, err
+	}
+	limit := c.s.cfg.MaxJSON
+	if c.r.ContentLength > limit {
+		return nil, tooLarge(limit)
+	}
+	var b bytes.Buffer
+	if c.r.ContentLength > 0 {
+		b.Grow(int(min(c.r.ContentLength, 64<<10)) + bytes.MinRead)
+	}
+	n, err := b.ReadFrom(io.LimitReader(c.body(c.s.cfg.JSONIdle), limit+1))
+	switch {
+	case n > limit:
+		return nil, tooLarge(limit)
+	case err != nil:
+		return nil, c.readError(err)
+	case n == 0:
+		return nil, boxed.Errorf(boxed.CodeInvalid, "this call needs a JSON body")
+	}
+	return b.Bytes(), nil
+}
+
+func tooLarge(limit int64) error {
+	return boxed.Errorf(boxed.CodeTooLarge, "the body is larger than %d bytes; files of any size go by PUT …/files or …/tar", limit).
+		With("limit", limit)
+}
+
+// bodyType refuses bodies of other types. A body without a type is taken as
+// bytes, never as JSON: browsers send such bodies across origins.
+func (c *call) bodyType(accept []string) error {
+	if enc := c.r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
+		return boxed.Errorf(boxed.CodeMediaType, "a body with Content-Encoding is not taken; send it as it is")
+	}
+	types := c.r.Header.Values("Content-Type")
+	if len(types) == 0 && accept[0] != "application/json" {
+		return nil
+	}
+	if len(types) == 1 {
+		media, params, err := mime.ParseMediaType(types[0])
+		if cs := params["charset"]; err == nil && (cs == "" || strings.EqualFold(cs, "utf-8")) {
+			for _, a := range accept {
+				if media == a {
+					return nil
+				}
+			}
+		}
+	}
+	return boxed.Errorf(boxed.CodeMediaType, "this call takes a body of type %s", strings.Join(accept, " or ")).
+		WithField("Content-Type")
+}
+
+func invalidField(field, message string) *boxed.Error {
+	return boxed.Errorf(boxed.CodeInvalid, "%s: %s", field, message).WithField(field)
+}
+
+// readInto decodes and checks the JSON body of a call.
+func readInto[T any](c *call) (T, error) {
+	raw, err := c.readJSON()
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return check[T](c.op, raw)
+}
+
+// describe says what is wrong with a value, field by field, without repeating
+// the value.
+func describe(err error, base string) error {
+	var ve *jsonschema.ValidationError
+	if !errors.As(err, &ve) {
+		return boxed.Errorf(boxed.CodeInvalid, "the request does not fit the document: %v", err)
+	}
+	var found []map[string]string
+	collect(ve, base, &found)
+	if len(found) == 0 {
+		return boxed.Errorf(boxed.CodeInvalid, "the request does not fit the document")
+	}
+	first := found[0]
+	e := boxed.Errorf(boxed.CodeInvalid, "%s", first["message"])
+	if first["field"] != "" {
+		e = invalidField(first["field"], first["message"])
+	}
+	if len(found) > 1 {
+		e = e.With("problems", found)
+	}
+	return e
+}
+
+func collect(ve *jsonschema.ValidationError, base string, out *[]map[string]string) {
+	if len(*out) >= maxProblems {
+		return
+	}
+	add := func(field, message string) {
+		*out = append(*out, map[string]string{"field": field, "message": message})
+	}
+	at := fieldPath(base, ve.InstanceLocation)
+	switch k := ve.ErrorKind.(type) {
+	case *kind.AdditionalProperties:
+		for _, name := range k.Properties[:min(len(k.Properties), maxProblems)] {
+			add(join(at, clip(name)), "unknown field")
+		}
+	case *kind.Required:
+		for _, name := range k.Missing {
+			add(join(at, name), "this field is required")
+		}
+	case *kind.OneOf:
+		add(at, oneOf(ve, k))
+	case *kind.PropertyNames:
+		add(join(at, clip(k.Property)), "this name is not allowed here")
+	default:
+		if len(ve.Causes) > 0 {
+			for _, cause := range ve.Causes {
+				collect(cause, base, out)
+			}
+			return
+		}
+		add(at, plain(ve.ErrorKind))
+	}
+}
+
+// oneOf names the alternatives of a schema whose oneOf lists required fields.
+func oneOf(ve *jsonschema.ValidationError, k *kind.OneOf) string {
+	if len(k.Subschemas) > 0 {
+		return "gives more than one of these: args, args_base64, language with code"
+	}
+	var ways []string
+	for _, cause := range ve.Causes {
+		if r, ok := cause.ErrorKind.(*kind.Required); ok {
+			ways = append(ways, strings.Join(r.Missing, " with "))
+		}
+	}
+	return "needs exactly one of these: " + strings.Join(ways, "; ")
+}
+
+// plain says what one keyword wants. It never holds the value, which may be
+// somebody's code or secret.
+func plain(k jsonschema.ErrorKind) string {
+	switch k := k.(type) {
+	case *kind.Type:
+		return "must be " + article(strings.Join(k.Want, " or ")) + ", not " + article(k.Got)
+	case *kind.Enum:
+		want := make([]string, len(k.Want))
+		for i, w := range k.Want {
+			want[i] = fmt.Sprint(w)
+		}
+		return "must be one of " + strings.Join(want, ", ")
+	case *kind.Pattern:
+		return "must match " + k.Want
+	case *kind.Format:
+		if k.Want == "boxed-duration" && k.Err != nil {
+			return "must be a duration within range, like 90s, 10m, 1h30m or 2d"
+		}
+		return "must be a " + k.Want
+	case *kind.ContentEncoding:
+		return "must be " + k.Want
+	case *kind.MinLength:
+		return fmt.Sprintf("must have at least %d characters", k.Want)
+	case *kind.MaxLength:
+		return fmt.Sprintf("must have at most %d characters, not %d", k.Want, k.Got)
+	case *kind.MinItems:
+		return fmt.Sprintf("must have at least %d entries", k.Want)
+	case *kind.MaxItems:
+		return fmt.Sprintf("must have at most %d entries, not %d", k.Want, k.Got)
+	case *kind.MinProperties:
+		return fmt.Sprintf("must have at least %d fields", k.Want)
+	case *kind.MaxProperties:
+		return fmt.Sprintf("must have at most %d fields, not %d", k.Want, k.Got)
+	case *kind.Minimum:
+		return "must be at least " + k.Want.RatString()
+	case *kind.Maximum:
+		return "must be at most " + k.Want.RatString()
+	}
+	return "does not fit the document"
+}
+
+func article(noun string) string {
+	if strings.ContainsRune("aeiou", rune(noun[0])) {
+		return "an " + noun
+	}
+	return "a " + noun
+}
+
+// fieldPath writes an instance's location as "limits.memory_bytes" or
+// "files[3].path".
+func fieldPath(base string, at []string) string {
+	path := base
+	for _, part := range at {
+		if _, err := strconv.Atoi(part); err == nil {
+			path += "[" + part + "]"
+			continue
+		}
+		path = join(path, clip(part))
+	}
+	return path
+}
+
+func join(base, name string) string {
+	if base == "" {
+		return name
+	}
+	return base + "." + name
+}
+
+// clip bounds and defuses a caller's string for a message.
+func clip(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, s)
+	if len(s) > 80 {
+		s = strings.ToValidUTF8(s[:80], "") + "…"
+	}
+	return s
+}
+
+// readError turns what went wrong while a body was read into an error for the
+// client.
+func (c *call) readError(err error) error {
+	var known *boxed.Error
+	switch {
+	case errors.As(err, &known):
+		return known
+	case c.ctx.Err() != nil:
+		return c.ctx.Err()
+	case isTimeout(err):
+		return boxed.Errorf(boxed.CodeDeadline, "the body stopped arriving")
+	case errors.Is(err, http.ErrBodyReadAfterClose):
+		return err
+	}
+	return &boxed.Error{Code: boxed.CodeCanceled, Message: "the body broke off", Err: err}
+}

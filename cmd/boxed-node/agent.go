@@ -1,0 +1,90 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+//go:embed all:bin
+var embedded embed.FS
+
+// agentProgram is the program that is process 1 of every sandbox: the file at
+// path, or the embedded one for "".
+func agentProgram(path string, bin fs.FS) ([]byte, error) {
+	if path != "" {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the agent: %w", err)
+		}
+		return b, nil
+	}
+	b, err := fs.ReadFile(bin, "bin/boxed-agent-"+runtime.GOARCH)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, boxed.Errorf(boxed.CodeUnavailable, "this boxed-node was built without an agent for %s: run `make build`, or name one with --agent", runtime.GOARCH)
+	}
+	return b, err
+}
+
+// agentHash names a program: the start of its SHA-256, "" for none.
+func agentHash(program []byte) string {
+	if program == nil {
+		return ""
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(program))[:16]
+}
+
+// agentDir holds agents by the hash of their content: <dir>/<16 hex digits of
+// the SHA-256>/boxed-agent. A sandbox's agent is mounted from there, so each
+// stays until no sandbox uses it, whatever the daemon is upgraded to.
+type agentDir string
+
+// install puts a program into the directory, where it is 0755 and cannot be
+// told from a damaged one: what is there already is read and compared.
+func (d agentDir) install(program []byte) (path string, err error) {
+	dir := filepath.Join(string(d), agentHash(program))
+	path = filepath.Join(dir, "boxed-agent")
+	for _, p := range []string{string(d), dir} {
+		// Containers mount the file by its path, which other users need not list.
+		if err := os.Mkdir(p, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", fmt.Errorf("install the agent: %w", err)
+		}
+		if err := os.Chmod(p, 0o711); err != nil { // whatever the umask
+			return "", fmt.Errorf("install the agent: %w", err)
+		}
+	}
+	fi, statErr := os.Stat(path)
+	there, readErr := os.ReadFile(path)
+	if statErr == nil && readErr == nil && fi.Mode().Perm() == 0o755 && bytes.Equal(there, program) {
+		return path, nil
+	}
+	if err := writeNew(path, program, 0o755); err != nil {
+		return "", fmt.Errorf("install the agent: %w", err)
+	}
+	return path, nil
+}
+
+// prune removes the agents that are neither current nor in use. inUse is asked
+// with paths that install returned, now or in an earlier run.
+func (d agentDir) prune(current string, inUse func(path string) bool) error {
+	entries, err := os.ReadDir(string(d))
+	if err != nil {
+		return fmt.Errorf("prune agents: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		dir := filepath.Join(string(d), e.Name())
+		if path := filepath.Join(dir, "boxed-agent"); path != current && !inUse(path) {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"crypto/ed25519"
+	"crypto/tls"
+	"io/fs"
+	"log/slog"
+	"time"
+)
+
+// What the tests, which are in package main_test, see of the rest.
+
+type AgentDir = agentDir
+
+func (d agentDir) Install(program []byte) (string, error) { return d.install(program) }
+
+func (d agentDir) Prune(current string, inUse func(string) bool) error {
+	return d.prune(current, inUse)
+}
+
+func AgentProgram(path string, bin fs.FS) ([]byte, error) { return agentProgram(path, bin) }
+
+func AdminKey(c *Config) (string, bool, error) { return adminKey(c) }
+
+func Identity(path string) (ed25519.PrivateKey, error) { return identity(path) }
+
+func (c *Config) HostNames() []string { return c.hostNames() }
+
+func Reference() string { return reference() }
+
+func ParseSize(s string) (int64, error) {
+	v, err := parseSize(s)
+	return int64(v), err
+}
+
+func FormatSize(n int64) string { return size(n).String() }
+
+// OpenCertificate opens a certificate with a clock.
+func OpenCertificate(c *Config, now func() time.Time) (config *tls.Config, fingerprint func() string, err error) {
+	cert, err := openCertificate(c, slog.New(slog.DiscardHandler), now)
+	if err != nil || cert == nil {
+		return nil, nil, err
+	}
+	return cert.config(), cert.fingerprint, nil
+}
+
+func Fingerprint(der []byte) string { return fingerprint(der) }

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// setting is one value of the configuration, as people name and write it. This
+// file is the only list of them: the file, the environment, flags, `config
+// print` and docs/configuration.md are made from it.
+type setting struct {
+	path   string // as in the file, "docker.pull_timeout"
+	value  any    // pointer into a Config; value.go says of which types
+	help   string // one line
+	secret bool   // never printed
+}
+
+// env is the variable that sets it.
+func (s setting) env() string {
+	return "BOXED_" + strings.ToUpper(strings.ReplaceAll(s.path, ".", "_"))
+}
+
+// flag is the flag that sets it, without dashes.
+func (s setting) flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(s.path) }
+
+// group is the heading under which it is listed.
+func (s setting) group() string {
+	group, _, nested := strings.Cut(s.path, ".")
+	if !nested {
+		return ""
+	}
+	return group
+}
+
+// settings lists every setting of c, those of its templates and owners too.
+func (c *Config) settings() []setting {
+	list := append(c.frontSettings(), c.sandboxSettings()...)
+	list = append(list, limitSettings("limits.default", &c.Limits.Default, "unless the template or the request says otherwise")...)
+	list = append(list, limitSettings("limits.highest", &c.Limits.Highest, "that a request may ask for; 0 is no bound but the node's capacity")...)
+	list = append(list, c.nodeSettings()...)
+	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
+		list = append(list, templateSettings(name, c.Templates[name])...)
+	}
+	for _, owner := range slices.Sorted(maps.Keys(c.Quotas.Owners)) {
+		list = append(list, quotaSettings("quotas.owners."+owner, c.Quotas.Owners[owner], "of "+owner+"'s")...)
+	}
+	return list
+}
+
+func (c *Config) frontSettings() []setting {
+	return []setting{
+		{path: "listen", value: &c.Listen, help: "address and port of the API"},
+		{path: "data_dir", value: &c.DataDir, help: "directory of everything durable; one process at a time"},
+		{path: "api_key", value: &c.APIKey, secret: true, help: "an admin's API key; wins over api_key_file; on a command line other users of the host can see it"},
+		{path: "api_key_file", value: &c.APIKeyFile, help: "file of an admin's API key; where there is none it is made, for a loopback listener; default <data_dir>/admin.key"},
+		{path: "tls.cert_file", value: &c.TLS.CertFile, help: "certificate chain in PEM; read again when it changes, and on SIGHUP"},
+		{path: "tls.key_file", value: &c.TLS.KeyFile, help: "its private key in PEM"},
+		{path: "tls.auto", value: &c.TLS.Auto, help: "make a certificate, kept in <data_dir>/tls; clients pin its fingerprint (boxed-node fingerprint)"},
+		{path: "insecure_listen", value: &c.InsecureListen, help: "serve an address that is not loopback without TLS: keys and data can be read on the way"},
+		{path: "hosts", value: &c.Hosts, help: "further Host names under which the API is served, besides those of the address"},
+		{path: "trusted_proxies", value: &c.TrustedProxies, help: "addresses or prefixes whose X-Forwarded-For and -Proto are believed"},
+		{path: "drain", value: &c.Drain, help: "how long requests may go on after a stop"},
+		{path: "log.level", value: &c.Log.Level, help: "debug, info, warn or error; read again on SIGHUP"},
+		{path: "log.format", value: &c.Log.Format, help: "text or json"},
+	}
+}
+
+func (c *Config) sandboxSettings() []setting {
+	return []setting{
+		{path: "agent", value: &c.Agent, help: "agent program to use instead of the embedded one, for development"},
+		{path: "docker.host", value: &c.Docker.Host, help: "address of the engine, like unix:///run/docker.sock; default DOCKER_HOST, or the engine's own"},
+		{path: "docker.runtime", value: &c.Docker.Runtime, help: "OCI runtime of sandboxes that name none; default the engine's"},
+		{path: "docker.runtimes", value: &c.Docker.Runtimes, help: "runtimes that may be asked for; default all that work"},
+		{path: "docker.pull_timeout", value: &c.Docker.PullTimeout, help: "for one pull of an image"},
+		{path: "docker.config_file", value: &c.Docker.ConfigFile, help: "file with the credentials of registries; default ~/.docker/config.json"},
+		{path: "uid_range.first", value: &c.UIDs.First, help: "first user ID that sandboxes run as, one each"},
+		{path: "uid_range.last", value: &c.UIDs.Last, help: "last of them; an ID rests for an hour before it is used again"},
+		{path: "ttl.default", value: &c.TTL.Default, help: "life of a sandbox that asks for none, from its creation"},
+		{path: "ttl.highest", value: &c.TTL.Highest, help: "longest that a user may ask for; admins may ask for more, or for never"},
+		{path: "idle_timeout", value: &c.Idle, help: "end of a sandbox that does nothing for so long and asks for no other; 0s is none"},
+		{path: "pool.refill", value: &c.Pool.Refill, help: "warm sandboxes that are made at the same time"},
+		{path: "pool.memory_share", value: &c.Pool.MemoryShare, help: "share of the free memory that all warm sandboxes together may hold"},
+	}
+}
+
+func (c *Config) nodeSettings() []setting {
+	list := []setting{
+		{path: "capacity.memory_overcommit", value: &c.Capacity.MemoryOvercommit, help: "how many times the memory is promised"},
+		{path: "capacity.cpu_overcommit", value: &c.Capacity.CPUOvercommit, help: "how many times the CPUs are promised"},
+		{path: "capacity.reserve", value: &c.Capacity.Reserve, help: "share of memory and CPUs that is kept for the host"},
+		{path: "capacity.sandboxes", value: &c.Capacity.Sandboxes, help: "most sandboxes on this node; 0 is as many as fit"},
+		{path: "events.count", value: &c.Events.Count, help: "newest events that are kept whatever their age"},
+		{path: "events.age", value: &c.Events.Age, help: "age up to which events are kept whatever their number"},
+		{path: "events.most", value: &c.Events.Most, help: "bound on their number whatever their age; a million is about 300 MB"},
+		{path: "ended.count", value: &c.Ended.Count, help: "end records of sandboxes that are kept at most"},
+		{path: "ended.age", value: &c.Ended.Age, help: "age up to which they are kept"},
+	}
+	return append(list, quotaSettings("quotas", &c.Quotas.Quota, "of one owner's")...)
+}
+
+func limitSettings(path string, l *boxed.Limits, which string) []setting {
+	at := func(name string, value any, help string) setting {
+		return setting{path: path + "." + name, value: value, help: help + " " + which}
+	}
+	return []setting{
+		at("memory", (*size)(&l.MemoryBytes), "memory, tmpfs included,"),
+		at("cpus", &l.CPUs, "CPUs"),
+		at("processes", &l.Processes, "processes and threads"),
+		at("open_files", &l.OpenFiles, "open files of each process"),
+		at("workspace", (*size)(&l.WorkspaceBytes), "size of /workspace"),
+		at("home", (*size)(&l.HomeBytes), "size of the home directory"),
+		at("tmp", (*size)(&l.TmpBytes), "size of /tmp"),
+		at("output", (*size)(&l.OutputBytes), "size of /output"),
+		at("shm", (*size)(&l.ShmBytes), "size of /dev/shm"),
+	}
+}
+
+func quotaSettings(path string, q *Quota, whose string) []setting {
+	return []setting{
+		{path: path + ".sandboxes", value: &q.Sandboxes, help: "most living sandboxes " + whose + "; 0 is no bound"},
+		{path: path + ".memory", value: (*size)(&q.MemoryBytes), help: "most memory of all living sandboxes " + whose + "; 0 is no bound"},
+	}
+}
+
+func templateSettings(name string, t *boxed.Template) []setting {
+	path := "templates." + name
+	list := []setting{
+		{path: path + ".image", value: &t.Image, help: "image of the template"},
+		{path: path + ".pool", value: &t.Pool, help: "warm sandboxes to hold of the template"},
+		{path: path + ".runtime", value: &t.Runtime, help: "OCI runtime of the template; default docker.runtime"},
+		{path: path + ".env", value: &t.Env, help: "environment of every exec in its sandboxes"},
+	}
+	return append(list, limitSettings(path+".limits", &t.Limits, "of the template; 0 is limits.default's")...)
+}
+
+// named makes the entry of a map that a path of the file goes through, and
+// reports whether it did: templates and owners have names of their own.
+func (c *Config) named(path string) bool {
+	if name, ok := strings.CutPrefix(path, "templates."); ok && boxed.ValidName(name) && c.Templates[name] == nil {
+		c.Templates[name] = &boxed.Template{}
+		return true
+	}
+	if owner, ok := strings.CutPrefix(path, "quotas.owners."); ok && c.Quotas.Owners[owner] == nil {
+		c.Quotas.Owners[owner] = &Quota{}
+		return true
+	}
+	return false
+}

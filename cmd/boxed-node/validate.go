@@ -1,0 +1,201 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// checker gathers problems.
+type checker struct{ problems Problems }
+
+// want notes a problem with a setting unless ok.
+func (c *checker) want(ok bool, setting, format string, args ...any) {
+	if !ok {
+		c.problems = append(c.problems, Problem{Setting: setting, Message: fmt.Sprintf(format, args...)})
+	}
+}
+
+// Validate finds every value that makes no sense, by itself or with the others.
+// It looks at nothing but the configuration.
+func (c *Config) Validate() Problems {
+	v := &checker{}
+	c.validateFront(v)
+	c.validateSandboxes(v)
+	c.validateNode(v)
+	return v.problems
+}
+
+func (c *Config) validateFront(v *checker) {
+	host, port, err := net.SplitHostPort(c.Listen)
+	n, portErr := strconv.Atoi(port)
+	v.want(err == nil && portErr == nil && n >= 0 && n <= 65535, "listen", "%q is not an address and a port, like 127.0.0.1:8080", c.Listen)
+	v.want(err != nil || host == "" || validHost(host), "listen", "%q is not an address or a host name", host)
+	v.want(filepath.IsAbs(c.DataDir), "data_dir", "%q is not an absolute path", c.DataDir)
+	v.want(c.TLS.CertFile != "" || c.TLS.KeyFile == "", "tls.cert_file", "tls.key_file is set, so the certificate must be too")
+	v.want(c.TLS.KeyFile != "" || c.TLS.CertFile == "", "tls.key_file", "tls.cert_file is set, so its key must be too")
+	v.want(!c.TLS.Auto || c.TLS.CertFile == "", "tls.auto", "tls.cert_file is set already; choose one")
+	for _, h := range c.Hosts {
+		v.want(validHost(h), "hosts", "%q is not a host name or an address without a port", h)
+	}
+	v.want(c.Drain >= 0 && c.Drain <= boxed.Duration(10*time.Minute), "drain", "it is between 0s and 10m")
+	v.want(c.Log.Format == "text" || c.Log.Format == "json", "log.format", "%q is neither text nor json", c.Log.Format)
+}
+
+func (c *Config) validateSandboxes(v *checker) {
+	v.want(c.Docker.PullTimeout >= boxed.Duration(time.Second), "docker.pull_timeout", "it is at least 1s")
+	v.want(c.Docker.Runtime == "" || len(c.Docker.Runtimes) == 0 || slices.Contains(c.Docker.Runtimes, c.Docker.Runtime),
+		"docker.runtime", "%q is not among docker.runtimes", c.Docker.Runtime)
+	v.want(c.UIDs.First >= 1000, "uid_range.first", "user IDs below 1000 are the system's")
+	v.want(c.UIDs.Last >= c.UIDs.First+255, "uid_range.last", "there must be at least 256 user IDs: one for each sandbox, and each rests for an hour")
+	v.want(c.UIDs.Last <= 1<<31-2, "uid_range.last", "it is at most %d", 1<<31-2)
+	v.want(c.TTL.Default > 0, "ttl.default", "it is positive, or never")
+	v.want(c.TTL.Highest > 0, "ttl.highest", "it is positive, or never")
+	v.want(c.TTL.Default <= c.TTL.Highest, "ttl.default", "%s is more than ttl.highest, %s", c.TTL.Default, c.TTL.Highest)
+	v.want(c.Pool.Refill >= 1 && c.Pool.Refill <= 64, "pool.refill", "it is between 1 and 64")
+	v.want(c.Pool.MemoryShare >= 0 && c.Pool.MemoryShare <= 1, "pool.memory_share", "it is between 0 and 1")
+	before := len(v.problems)
+	c.validateLimits(v, "limits.default", c.Limits.Default, true)
+	c.validateLimits(v, "limits.highest", c.Limits.Highest, false)
+	sound := len(v.problems) == before // else each template would repeat it
+	v.want(c.Templates[boxed.DefaultTemplate] != nil, "templates", "the template %q is missing", boxed.DefaultTemplate)
+	for name, t := range c.Templates {
+		path := "templates." + name
+		v.want(t.Image != "", path+".image", "a template needs an image")
+		v.want(t.Pool >= 0 && t.Pool <= 1000, path+".pool", "it is between 0 and 1000")
+		v.want(t.Runtime == "" || len(c.Docker.Runtimes) == 0 || slices.Contains(c.Docker.Runtimes, t.Runtime),
+			path+".runtime", "%q is not among docker.runtimes", t.Runtime)
+		for name := range t.Env {
+			v.want(name != "" && !strings.ContainsAny(name, "=\x00"), path+".env", "%q is not the name of a variable", name)
+		}
+		if sound {
+			c.validateLimits(v, path+".limits", c.TemplateList()[name].Limits, true)
+		}
+	}
+}
+
+// validateLimits checks limits; whole ones have no field that is open.
+func (c *Config) validateLimits(v *checker, path string, l boxed.Limits, whole bool) {
+	least := func(value, least int64, name, text string) {
+		v.want(value >= least || !whole && value == 0, path+"."+name, "it is at least %s", text)
+	}
+	least(l.MemoryBytes, 2*boxed.MemoryHeadroom, "memory", "128MiB")
+	least(l.Processes, 4, "processes", "4")
+	least(l.OpenFiles, 32, "open_files", "32")
+	for name, bytes := range map[string]int64{"workspace": l.WorkspaceBytes, "home": l.HomeBytes, "tmp": l.TmpBytes, "output": l.OutputBytes, "shm": l.ShmBytes} {
+		least(bytes, boxed.MiB, name, "1MiB")
+	}
+	v.want(l.CPUs >= 0.05 || !whole && l.CPUs == 0, path+".cpus", "it is at least 0.05")
+	if whole {
+		v.want(l.TmpfsBytes() <= l.MemoryBytes-boxed.MemoryHeadroom, path+".memory",
+			"the sizes of tmpfs add up to %s, which must be at most the memory of %s less %s: a full tmpfs is memory, and would kill the sandbox",
+			size(l.TmpfsBytes()), size(l.MemoryBytes), size(boxed.MemoryHeadroom))
+		over := func(value, highest int64, name string) {
+			v.want(highest == 0 || value <= highest, path+"."+name, "it is more than limits.highest.%s", name)
+		}
+		over(l.MemoryBytes, c.Limits.Highest.MemoryBytes, "memory")
+		over(l.Processes, c.Limits.Highest.Processes, "processes")
+		over(l.OpenFiles, c.Limits.Highest.OpenFiles, "open_files")
+		v.want(c.Limits.Highest.CPUs == 0 || l.CPUs <= c.Limits.Highest.CPUs, path+".cpus", "it is more than limits.highest.cpus")
+	}
+}
+
+func (c *Config) validateNode(v *checker) {
+	within := func(value, low, high float64, setting string) {
+		v.want(value >= low && value <= high, setting, "it is between %v and %v", low, high)
+	}
+	within(c.Capacity.MemoryOvercommit, 0.1, 100, "capacity.memory_overcommit")
+	within(c.Capacity.CPUOvercommit, 0.1, 1000, "capacity.cpu_overcommit")
+	within(c.Capacity.Reserve, 0, 0.9, "capacity.reserve")
+	v.want(c.Capacity.Sandboxes >= 0, "capacity.sandboxes", "it is not negative")
+	v.want(c.Quotas.Sandboxes >= 0, "quotas.sandboxes", "it is not negative")
+	for owner, q := range c.Quotas.Owners {
+		v.want(q.Sandboxes >= 0, "quotas.owners."+owner+".sandboxes", "it is not negative")
+	}
+	v.want(c.Events.Count >= 100, "events.count", "it is at least 100")
+	v.want(c.Events.Most >= c.Events.Count, "events.most", "it is at least events.count, %d", c.Events.Count)
+	v.want(c.Events.Age > 0, "events.age", "it is positive")
+	v.want(c.Ended.Count >= 1, "ended.count", "it is at least 1")
+	v.want(c.Ended.Age > 0 && c.Ended.Age != boxed.Never, "ended.age", "it is positive and not never")
+}
+
+// checkFiles finds what only the disk can tell, and what decision 13 forbids:
+// a node must not be open by accident.
+func (c *Config) checkFiles() Problems {
+	v := &checker{}
+	if c.TLS.CertFile != "" && c.TLS.KeyFile != "" {
+		_, err := tls.LoadX509KeyPair(c.TLS.CertFile, c.TLS.KeyFile)
+		v.want(err == nil, "tls.cert_file", "the certificate and its key cannot be used: %v", err)
+	}
+	if c.Agent != "" {
+		fi, err := os.Stat(c.Agent)
+		v.want(err == nil && fi.Mode().IsRegular(), "agent", "there is no program at %s", c.Agent)
+	}
+	keyExists := c.APIKey != ""
+	if !keyExists {
+		switch fi, err := os.Stat(c.KeyPath()); {
+		case err == nil && fi.Mode().IsRegular():
+			keyExists = true
+		case err == nil:
+			v.want(false, "api_key_file", "%s is not a file", c.KeyPath())
+		case !errors.Is(err, fs.ErrNotExist):
+			v.want(false, "api_key_file", "%v", err)
+		}
+	}
+	return append(v.problems, c.checkExposure(keyExists)...)
+}
+
+// checkExposure is decision 13: an address that others can reach needs a key
+// that somebody chose or knows, and TLS, unless the operator says insecure.
+func (c *Config) checkExposure(keyExists bool) Problems {
+	if c.InsecureListen || isLoopback(c.Listen) {
+		return nil
+	}
+	v := &checker{}
+	v.want(keyExists, "listen",
+		"%s can be reached from other machines, and there is no API key: make one (boxed-node key generate, into a file of mode 0600 that api_key_file names), or listen on 127.0.0.1", c.Listen)
+	v.want(c.TLS.Enabled(), "listen",
+		"%s can be reached from other machines, and there is no TLS: set tls.cert_file and tls.key_file, or tls.auto, or listen on 127.0.0.1; insecure_listen serves it in the open", c.Listen)
+	return v.problems
+}
+
+// isLoopback reports whether only this machine can reach a listener. A name
+// that is not localhost might resolve to anything.
+func isLoopback(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Unmap().IsLoopback()
+}
+
+func validHost(h string) bool {
+	if _, err := netip.ParseAddr(strings.Trim(h, "[]")); err == nil {
+		return true
+	}
+	if h == "" || len(h) > 253 {
+		return false
+	}
+	for i := range len(h) {
+		c := h[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_') {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/api"
+	"github.com/boxed-mesh/boxed/node"
+	"github.com/boxed-mesh/boxed/sandbox"
+	"github.com/boxed-mesh/boxed/sandbox/docker"
+	"github.com/boxed-mesh/boxed/scheduler"
+	"github.com/boxed-mesh/boxed/store"
+)
+
+// runner is a part that runs for as long as the node does.
+type runner interface {
+	Run(ctx context.Context) error
+}
+
+// daemon is the node with all of its parts joined.
+type daemon struct {
+	cfg      *Loaded
+	log      *slog.Logger
+	store    *store.Store
+	identity ed25519.PrivateKey
+	id       boxed.NodeID
+	agent    string // path of the program
+	front    *front
+	parts    []runner
+	close    []func() error // of what was opened, in that order
+}
+
+// newDaemon opens and joins the parts in the order in which they need each
+// other. Nothing of a daemon that failed to start stays open.
+func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, err error) {
+	d := &daemon{cfg: cfg, log: log}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	if err := d.openDisk(); err != nil {
+		return nil, err
+	}
+	keys, err := openKeys(cfg, d.store, d.identity, log)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := openCertificate(cfg.Config, log, time.Now)
+	if err != nil {
+		return nil, err
+	}
+	// The address first: whoever has it is not disturbed by what comes now.
+	ln, err := listen(ctx, cfg.Listen)
+	if err != nil {
+		return nil, err
+	}
+	d.close = append(d.close, func() error { ln.Close(); return nil }) // closed already where it served
+	driver, err := docker.New(docker.Config{
+		NodeID: d.id, DataDir: cfg.DataDir, AgentPath: d.agent, ProbeImage: cfg.Templates[boxed.DefaultTemplate].Image,
+		Host: cfg.Docker.Host, Runtime: cfg.Docker.Runtime, Runtimes: cfg.Docker.Runtimes,
+		PullTimeout: cfg.Docker.PullTimeout.D(), DockerConfig: cfg.Docker.ConfigFile, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.close = append(d.close, driver.Close)
+	manager, err := d.newManager(driver)
+	if err != nil {
+		return nil, err
+	}
+	n, err := d.newNode(manager, driver)
+	if err != nil {
+		return nil, err
+	}
+	server, err := api.New(api.Config{
+		Service: n, Admin: keys, Auth: keys, Logger: log, Version: versionText(), Ready: n.Ready,
+		Hosts: cfg.hostNames(), TrustedProxies: cfg.TrustedProxies,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.parts = []runner{d.store, keys, manager}
+	d.front = &front{
+		ln: ln, cert: cert, drain: cfg.Drain.D(), log: log, server: server.HTTPServer(),
+		shutdown: func(ctx context.Context) error { n.Drain(); return server.Shutdown(ctx) },
+	}
+	d.announce()
+	return d, nil
+}
+
+// openDisk takes the data directory and opens what lies in it.
+func (d *daemon) openDisk() error {
+	if err := prepareDataDir(d.cfg.DataDir, d.log); err != nil {
+		return err
+	}
+	lock, err := store.LockDir(d.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	d.close = append(d.close, lock.Release)
+	d.store, err = store.Open(store.Options{
+		Dir: d.cfg.path("store"), Logger: d.log,
+		MinEvents: d.cfg.Events.Count, MinEventAge: d.cfg.Events.Age.D(), MaxEvents: d.cfg.Events.Most,
+	})
+	if err != nil {
+		return err
+	}
+	d.close = append(d.close, d.store.Close)
+	if d.identity, err = identity(d.cfg.path("node.key")); err != nil {
+		return err
+	}
+	d.id = boxed.NodeIDOf(d.identity.Public().(ed25519.PublicKey))
+	program, err := agentProgram(d.cfg.Agent, embedded)
+	if err != nil {
+		return err
+	}
+	d.agent, err = agentDir(d.cfg.path("agent")).install(program)
+	return err
+}
+
+// sandboxTable is the name of the table of sandboxes, and a part of the store's
+// format.
+const sandboxTable = "sandbox"
+
+func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
+	records := store.NewTable[sandbox.Record](d.store, sandboxTable)
+	all, err := records.All()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, r := range all {
+		used[r.Agent] = used[r.Agent] || !r.Sandbox.State.Ended()
+	}
+	if err := agentDir(d.cfg.path("agent")).prune(d.agent, func(path string) bool { return used[path] }); err != nil {
+		d.log.Warn("prune agents", "err", err)
+	}
+	machine, err := node.Machine()
+	if err != nil {
+		return nil, err
+	}
+	usable := scheduler.NodeState{Total: machine, Policy: d.cfg.policy()}.Usable().MemoryBytes
+	return sandbox.New(sandbox.Config{
+		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Driver: driver, Records: records,
+		Templates: d.cfg.TemplateList(), Runtime: d.cfg.Docker.Runtime,
+		FirstUID: d.cfg.UIDs.First, LastUID: d.cfg.UIDs.Last, Refill: d.cfg.Pool.Refill,
+		PoolRoom: func(used boxed.Capacity) int64 {
+			return int64(float64(max(0, usable-used.MemoryBytes)) * d.cfg.Pool.MemoryShare)
+		},
+		Emit:     func(e boxed.Event) { d.store.AppendEvent(e) },
+		EndedFor: d.cfg.Ended.Age.D(), EndedMost: d.cfg.Ended.Count, Log: d.log,
+	})
+}
+
+func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node.Node, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("find the host's name: %w", err)
+	}
+	return node.New(node.Config{
+		ID: d.id, Name: name, Version: versionText(), Manager: manager, Driver: driver, Events: d.store,
+		Templates: d.cfg.TemplateList(), Defaults: d.cfg.Limits.Default, Highest: d.cfg.Limits.Highest,
+		TTL: d.cfg.TTL.Default, MaxTTL: d.cfg.TTL.Highest, Idle: d.cfg.Idle,
+		Quota:  func(owner string) node.Quota { return node.Quota(d.cfg.Quotas.Of(owner)) },
+		Policy: d.cfg.policy(), Most: d.cfg.Capacity.Sandboxes, Log: d.log,
+	})
+}
+
+// announce says where the node can be found, and as what.
+func (d *daemon) announce() {
+	cert := d.front.cert
+	attrs := []any{
+		"node", d.id, "listen", d.front.ln.Addr().String(), "tls", cert != nil, "data_dir", d.cfg.DataDir,
+		"version", versionText(), "agent", d.agent,
+	}
+	if cert != nil {
+		attrs = append(attrs, "fingerprint", cert.fingerprint())
+	}
+	d.log.Info("node started", attrs...)
+}
+
+// Run returns when the node has stopped: after ctx has ended and requests were
+// drained, or when a part failed.
+func (d *daemon) Run(ctx context.Context) error {
+	// The parts outlive ctx: requests that drain need them.
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, running := errgroup.WithContext(running)
+	for _, part := range d.parts {
+		group.Go(func() error {
+			err := part.Run(running)
+			if running.Err() != nil && errors.Is(err, context.Canceled) {
+				return nil // it stopped because it was to stop
+			}
+			return err
+		})
+	}
+	group.Go(func() error {
+		defer end()
+		stop, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(running, cancel)() // a part failed
+		return d.front.run(stop.Done())
+	})
+	return group.Wait()
+}
+
+// Reload is what SIGHUP does: the certificate and the level of the log. cfg is
+// the configuration as it is now.
+func (d *daemon) Reload(cfg *Loaded, level *slog.LevelVar) {
+	level.Set(cfg.Log.Level)
+	if d.front.cert != nil {
+		if err := d.front.cert.reload(); err != nil {
+			d.log.Error("keep the old certificate", "err", err)
+		}
+	}
+	for _, path := range changed(d.cfg, cfg) {
+		d.log.Warn("a changed setting needs a restart", "setting", path)
+	}
+}
+
+// changed is the settings that differ and are not read again while running.
+func changed(a, b *Loaded) (paths []string) {
+	was := map[string]string{}
+	for _, s := range a.settings() {
+		was[s.path] = s.text()
+	}
+	for _, s := range b.settings() {
+		if text, ok := was[s.path]; s.path != "log.level" && (!ok || text != s.text()) {
+			paths = append(paths, s.path)
+		}
+		delete(was, s.path)
+	}
+	for path := range was {
+		paths = append(paths, path)
+	}
+	return paths
+}
+
+// Close closes what is open, the last first.
+func (d *daemon) Close() error {
+	var errs []error
+	for i := len(d.close) - 1; i >= 0; i-- {
+		errs = append(errs, d.close[i]())
+	}
+	d.close = nil
+	return errors.Join(errs...)
+}
+
+// openKeys reads the API keys of the store and adds that of the configuration.
+func openKeys(cfg *Loaded, db *store.Store, id ed25519.PrivateKey, log *slog.Logger) (*node.Keys, error) {
+	keys, err := node.NewKeys(node.KeysConfig{Documents: db, Signer: id, Clock: db.Clock(), Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	secret, made, err := adminKey(cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	if made {
+		log.Info("api key made", "path", cfg.KeyPath())
+	} else if cfg.APIKey == "" {
+		warnIfPublic(cfg.KeyPath(), log)
+	}
+	if _, err := keys.Bootstrap(secret, adminOwner, boxed.RoleAdmin); err != nil {
+		if cfg.APIKey == "" {
+			return nil, fmt.Errorf("%s: %w", cfg.KeyPath(), err)
+		}
+		return nil, err
+	}
+	return keys, nil
+}
+
+// adminOwner is whose sandboxes the configuration's key makes.
+const adminOwner = "admin"
+
+// run is the command that runs the node.
+func (p *program) run(ctx *cli.Context) error {
+	cfg, err := p.load(ctx)
+	if err != nil {
+		return err
+	}
+	level := &slog.LevelVar{}
+	log := newLogger(cfg.Config, p.stderr, level)
+	for _, warning := range cfg.Warnings {
+		log.Warn(warning)
+	}
+	signals, release := catchSignals()
+	defer release()
+	d, err := newDaemon(ctx.Context, cfg, log)
+	if err != nil {
+		return err
+	}
+	run, stop := context.WithCancel(ctx.Context)
+	defer stop()
+	socket := p.getenv("NOTIFY_SOCKET")
+	tell := func(state string) {
+		if err := notify(socket, state); err != nil {
+			log.Warn("service manager", "err", err)
+		}
+	}
+	done, handled := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(handled)
+		handleSignals(signals, done, log, func() { tell("STOPPING=1"); stop() }, func() {
+			if now, err := p.load(ctx); err != nil {
+				log.Error("keep the old configuration", "err", err)
+			} else {
+				d.Reload(now, level)
+			}
+		})
+	}()
+	tell("READY=1")
+	err = d.Run(run)
+	close(done)
+	<-handled
+	err = errors.Join(err, d.Close())
+	log.Info("node stopped")
+	return err
+}

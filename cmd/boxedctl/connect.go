@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/api/client"
+)
+
+// service is what boxedctl needs of a node.
+type service interface {
+	boxed.API
+	boxed.Admin
+	// Run is an exec as one call, its output collected within bounds.
+	Run(ctx context.Context, id boxed.ID, req boxed.ExecRequest) (*client.ExecResult, error)
+}
+
+var _ service = (*client.Client)(nil)
+
+// connect finds the node that the command line means. It sends nothing yet.
+func (a *app) connect() (service, error) {
+	t, err := a.resolve(a.node)
+	if err != nil {
+		return nil, err
+	}
+	if a.dial != nil {
+		return a.dial(t)
+	}
+	return dial(t)
+}
+
+func dial(t target) (service, error) {
+	return client.New(client.Config{
+		Endpoint: t.Endpoint, APIKey: t.Key, Fingerprint: t.Pin,
+		UserAgent: "boxedctl/" + versionText() + " (" + runtime.GOOS + "; " + runtime.GOARCH + ")",
+	})
+}
+
+// version is set by the linker; a program made by `go install` has it from its
+// module.
+var version string
+
+func versionText() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "dev"
+}
+
+// sandboxID finds the ID behind an ID, a name or a prefix. A whole ID costs no
+// request.
+func sandboxID(ctx context.Context, svc service, ref string) (boxed.ID, error) {
+	if id, err := boxed.ParseID(ref); err == nil {
+		return id, nil
+	}
+	sb, err := sandbox(ctx, svc, ref)
+	if err != nil {
+		return "", err
+	}
+	return sb.ID, nil
+}
+
+// sandbox finds a sandbox by ID, name or prefix.
+func sandbox(ctx context.Context, svc service, ref string) (*boxed.Sandbox, error) {
+	if ref == "" {
+		return nil, usagef("an empty word names no sandbox").hint("boxedctl ls lists yours")
+	}
+	sb, err := svc.Resolve(ctx, ref)
+	if boxed.CodeOf(err) == boxed.CodeNotFound {
+		return nil, (&problem{err: err}).hint("boxedctl ls lists yours, boxedctl ls --all also those that have ended")
+	}
+	return sb, err
+}
