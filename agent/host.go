@@ -36,6 +36,9 @@ type HostConfig struct {
 	Known bool
 	// Config is sent on each control connection; see Host.Configure.
 	Config Config
+	// Away is the cause of a context whose end leaves its exec running: this
+	// process stops, and takes it up again in its next life. May be nil.
+	Away error
 	// Broken is called once if the guest breaks the protocol. May be nil.
 	Broken func(error)
 	Log    *slog.Logger
@@ -207,13 +210,13 @@ func (h *Host) greet(conn net.Conn) error {
 
 func (h *Host) takeBulk(token string, conn net.Conn) error {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	waiter := h.bulk[token]
 	delete(h.bulk, token)
-	h.mu.Unlock()
 	if waiter == nil {
 		return errors.New("a bulk connection that nobody waits for")
 	}
-	waiter <- conn
+	waiter <- conn // it has room, and whoever waits looks once more after leaving
 	return nil
 }
 

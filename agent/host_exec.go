@@ -40,8 +40,18 @@ type Streams struct {
 // come back the error is ErrLost.
 func (h *Host) Exec(ctx context.Context, start ExecStart, s Streams) (Exit, error) {
 	start.Detached = false
-	conn, stop, err := h.ask(context.WithoutCancel(ctx), h.open, opExec, start, &Attached{})
+	// A caller that leaves in between still learns whether it runs, within bounds:
+	// a guest that does not answer holds nobody.
+	asking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	patience := context.AfterFunc(ctx, func() { time.AfterFunc(killPatience, cancel) })
+	defer patience()
+	conn, stop, err := h.ask(asking, h.open, opExec, start, &Attached{})
 	if err != nil {
+		if ctx.Err() != nil && asking.Err() != nil {
+			h.killSoon(start.ID)
+			err = ctx.Err()
+		}
 		return Exit{}, err
 	}
 	stop()
@@ -84,7 +94,8 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 	}
 	f.use(conn)
 	left := context.AfterFunc(ctx, func() {
-		if !kill {
+		if !kill || h.leaves(ctx) {
+			f.leaving.Store(true)
 			f.close()
 			return
 		}
@@ -119,6 +130,11 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 	}
 }
 
+// leaves reports whether ctx ended because this process goes away.
+func (h *Host) leaves(ctx context.Context) bool {
+	return h.cfg.Away != nil && errors.Is(context.Cause(ctx), h.cfg.Away)
+}
+
 // killSoon kills an exec whose caller has already been answered.
 func (h *Host) killSoon(id string) {
 	h.mu.Lock()
@@ -143,6 +159,7 @@ type follower struct {
 	streams   Streams
 	conn      atomic.Pointer[net.Conn]
 	closed    atomic.Bool
+	leaving   atomic.Bool  // what is left running
 	stdinDone bool         // nothing of stdin was or will be sent
 	stdinSent atomic.Int64 // bytes
 	feeding   bool
@@ -191,7 +208,9 @@ func (f *follower) feed(conn net.Conn) {
 		if err != nil {
 			// A reader that failed must not look like a complete input.
 			if err != io.EOF {
-				f.host.killSoon(f.at.ID)
+				if !f.leaving.Load() {
+					f.host.killSoon(f.at.ID)
+				}
 				return
 			}
 			if writeFrame(conn, frameStdin, nil) == nil {

@@ -89,6 +89,8 @@ func (h *harness) as(key string) *client.Client {
 	return c
 }
 
+type contextT = context.Context
+
 type answer struct {
 	status int
 	header http.Header
@@ -147,4 +149,17 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		}
 	}
 	t.Fatalf("never: %s", what)
+}
+
+// against is a client of a handler that is no node.
+func against(t *testing.T, f http.HandlerFunc) *client.Client {
+	t.Helper()
+	s := httptest.NewServer(f)
+	t.Cleanup(s.Close)
+	c, err := client.New(client.Config{Endpoint: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
 }

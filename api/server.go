@@ -14,6 +14,9 @@ import (
 	"github.com/boxed-mesh/boxed"
 )
 
+// discardTime is how long the rest of an unwanted body may take to arrive.
+const discardTime = 2 * time.Second
+
 // Config is what a Server needs. Service, Auth and Logger are required.
 type Config struct {
 	Service boxed.API
@@ -205,12 +208,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	open := s.enter()
 	defer s.leave()
 	defer func() {
-		v := recover()
+		v, half := recover(), c.w.wrote
 		if v != nil {
 			c.recovered(v)
 		}
+		c.limitDiscard()
 		s.logAccess(c, time.Since(start))
-		if v != nil && c.w.wrote {
+		if v != nil && half {
 			panic(http.ErrAbortHandler) // half an answer must not look whole
 		}
 	}()
@@ -285,6 +289,16 @@ func (c *call) guard(cancel context.CancelCauseFunc) (stop func()) {
 		stopWatch = func() { close(quit); <-done; unwatch() }
 	}
 	return func() { stopAway(); stopStuck(); stopWatch() }
+}
+
+// limitDiscard bounds what net/http does after the handler: it reads on to the
+// end of a small body that nobody wanted, before it sends the answer and without
+// a deadline of its own. A client that has no key must not hold a connection by
+// never sending the rest.
+func (c *call) limitDiscard() {
+	if c.r.ContentLength != 0 && !c.w.hijacked() {
+		http.NewResponseController(c.w).SetReadDeadline(time.Now().Add(discardTime))
+	}
 }
 
 // recovered answers a panic and keeps its trace for the log.

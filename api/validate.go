@@ -423,10 +423,12 @@ func (c *call) readError(err error) error {
 	switch {
 	case errors.As(err, &known):
 		return known
+	case ended(c.ctx) != nil:
+		return ended(c.ctx)
+	case isTimeout(err): // before ctx, which net/http ends for any failed read
+		return boxed.Errorf(boxed.CodeDeadline, "the body stopped arriving")
 	case c.ctx.Err() != nil:
 		return c.ctx.Err()
-	case isTimeout(err):
-		return boxed.Errorf(boxed.CodeDeadline, "the body stopped arriving")
 	case errors.Is(err, http.ErrBodyReadAfterClose):
 		return err
 	}

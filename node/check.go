@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -23,6 +24,7 @@ const (
 	maxFileBytes  = 8 << 20 // of all files of a spec; more goes as tar
 	minMemory     = 32 * boxed.MiB
 	minCPUs       = 0.05
+	maxLimit      = 1 << 48 // of any limit, so that sums of them do not overflow
 	minIdle       = boxed.Duration(time.Second)
 )
 
@@ -128,14 +130,11 @@ func (n *Node) checkLimits(l boxed.Limits) error {
 		{"output_bytes", l.OutputBytes, boxed.MiB, n.cfg.Highest.OutputBytes},
 		{"shm_bytes", l.ShmBytes, boxed.MiB, n.cfg.Highest.ShmBytes},
 	} {
-		if c.value < c.low || (c.highst > 0 && c.value > c.highst) {
-			if c.highst > 0 {
-				return invalid("limits."+c.field, "%d must be between %d and %d", c.value, c.low, c.highst)
-			}
-			return invalid("limits."+c.field, "%d must be at least %d", c.value, c.low)
+		if highest := cmp.Or(c.highst, maxLimit); c.value < c.low || c.value > highest {
+			return invalid("limits."+c.field, "%d must be between %d and %d", c.value, c.low, highest)
 		}
 	}
-	if l.CPUs < minCPUs || (n.cfg.Highest.CPUs > 0 && l.CPUs > n.cfg.Highest.CPUs) {
+	if !(l.CPUs >= minCPUs) || (n.cfg.Highest.CPUs > 0 && l.CPUs > n.cfg.Highest.CPUs) {
 		return invalid("limits.cpus", "%g must be at least %g, and at most what the operator allows", l.CPUs, minCPUs)
 	}
 	if sum := l.TmpfsBytes(); sum > l.MemoryBytes-boxed.MemoryHeadroom {

@@ -46,6 +46,11 @@ func (b *box) record() Record {
 func (b *box) update(change func(*Record) error) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
+	return b.updateLocked(change)
+}
+
+// updateLocked is update for who holds b.saving.
+func (b *box) updateLocked(change func(*Record) error) error {
 	next := b.record()
 	if err := change(&next); err != nil {
 		return err

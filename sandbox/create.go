@@ -103,14 +103,7 @@ func (m *Manager) cold(ctx context.Context, owner string, spec boxed.Spec, miss 
 	rec := m.newRecord(image, runtime, spec.Limits)
 	rec.Sandbox.WarmMiss = miss
 	rec.fill(m.cfg.Now(), owner, spec)
-	m.mu.Lock()
-	if err := admit(Admission{m}); err != nil {
-		m.mu.Unlock()
-		return nil, err
-	}
-	m.misses[miss]++
-	b, err := m.registerLocked(rec)
-	m.mu.Unlock()
+	b, err := m.register(rec, admit)
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +112,23 @@ func (m *Manager) cold(ctx context.Context, owner string, spec boxed.Spec, miss 
 		return nil, err
 	}
 	return b, b.hand(ctx, spec)
+}
+
+// register judges again, now that the image is there, and reserves.
+func (m *Manager) register(rec Record, admit func(Admission) error) (*box, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed { // while the image was pulled
+		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is stopping")
+	}
+	if err := admit(Admission{m}); err != nil {
+		return nil, err
+	}
+	b, err := m.registerLocked(rec)
+	if err == nil {
+		m.misses[rec.Sandbox.WarmMiss]++
+	}
+	return b, err
 }
 
 // pullEvents tells the owner how a pull goes on.
@@ -255,6 +265,9 @@ func (b *box) undo(ctx context.Context, stepName string, err error) error {
 	reason := boxed.EndCreateFailed
 	why := fmt.Sprintf("step %q of create failed: %v", stepName, err)
 	b.m.log.Warn("create failed", "sandbox", b.id, "step", stepName, "err", err)
+	if ended := b.alive(); ended != nil { // somebody ended it meanwhile: that is why the step failed
+		err = ended
+	}
 	if derr := b.destroy(context.WithoutCancel(ctx), reason, why, boxed.StateFailed); derr != nil {
 		b.m.log.Error("undo of create", "sandbox", b.id, "err", derr)
 	}
@@ -287,6 +300,7 @@ func (b *box) listen(known bool) error {
 	host, err := agent.Listen(agent.HostConfig{
 		Dir: b.dir(), Socket: SocketName, Secret: r.Secret, Known: known,
 		Config: agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()},
+		Away:   boxed.ErrGoingAway,
 		Broken: func(err error) {
 			b.m.later(func(ctx context.Context) {
 				b.destroy(ctx, boxed.EndAgentProtocol, err.Error(), boxed.StateFailed)
@@ -337,12 +351,23 @@ func (b *box) stepLink(ctx context.Context) error {
 	b.mu.Lock()
 	host := b.host
 	b.mu.Unlock()
-	err := host.Ready(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
+	for {
+		look, cancel := context.WithTimeout(ctx, linkLook)
+		err := host.Ready(look)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		// One whose first process ended at once will not connect: no need to wait.
 		status, serr := b.m.cfg.Driver.Status(context.WithoutCancel(ctx), b.record().ContainerID)
-		return fmt.Errorf("the agent did not connect (container running: %t, exit code %d, %w)", status.Running, status.ExitCode, errors.Join(err, serr))
+		if serr == nil && !status.Running {
+			_, why := endOf(status)
+			return fmt.Errorf("the agent did not connect: %s", why)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("the agent did not connect: %w", errors.Join(ctx.Err(), serr))
+		}
 	}
-	return err
 }
 
 // hand prepares a made sandbox for its owner and makes it running.
@@ -392,7 +417,15 @@ func (b *box) pushLease(ctx context.Context, host *agent.Host) {
 // prepare sets limits that differ from the pool's, makes the working directory
 // and writes the spec's files.
 func (b *box) prepare(ctx context.Context, spec boxed.Spec) error {
-	if r := b.record(); r.Sandbox.Limits != b.made {
+	r := b.record()
+	changed := r.Sandbox.Limits != b.made
+	if r.Sandbox.Warm && (changed || spec.Dir != boxed.DefaultDir || len(spec.Files) > 0) {
+		// From here on it is used: a crash must not find it in the pool.
+		if err := b.stepRecord(ctx); err != nil {
+			return err
+		}
+	}
+	if changed {
 		if err := b.m.cfg.Driver.Limit(ctx, r.ContainerID, r.Sandbox.Limits); err != nil {
 			return err
 		}

@@ -16,22 +16,17 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 	if err != nil {
 		return nil, err
 	}
-	if admit != nil {
-		m.mu.Lock()
-		err := admit(Admission{m})
-		m.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
+	b.saving.Lock()
+	defer b.saving.Unlock()
+	undo, err := b.rename(u.Name, admit)
+	if err != nil {
+		return nil, err
 	}
-	err = b.update(func(r *Record) error {
+	err = b.updateLocked(func(r *Record) error {
 		if err := b.alive(); err != nil {
 			return err
 		}
 		s := &r.Sandbox
-		if u.Name != nil {
-			s.Name = *u.Name
-		}
 		if u.Labels != nil {
 			s.Labels = *u.Labels
 		}
@@ -49,6 +44,7 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 		return nil
 	})
 	if err != nil {
+		undo()
 		return nil, err
 	}
 	if u.TTL != nil {
@@ -63,12 +59,38 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 	return b.view(), nil
 }
 
+// rename judges a change, and takes the new name in the same breath: until the
+// record is durable nobody else may be given it. The caller holds b.saving.
+func (b *box) rename(name *string, admit func(Admission) error) (undo func(), err error) {
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
+	if admit != nil {
+		if err := admit(Admission{b.m}); err != nil {
+			return nil, err
+		}
+	}
+	if name == nil {
+		return func() {}, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := b.rec.Sandbox.Name
+	b.rec.Sandbox.Name = *name
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.rec.Sandbox.Name = old
+	}, nil
+}
+
 // Pause freezes a sandbox and stops its clocks. Idempotent.
 func (m *Manager) Pause(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
 	b, err := m.find(id)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, stepLimit) // what waits for the record waits for the engine
+	defer cancel()
 	did := false
 	err = b.update(func(r *Record) error {
 		if err := b.alive(); err != nil {
@@ -94,6 +116,9 @@ func (m *Manager) Pause(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error
 		return nil
 	})
 	if err != nil {
+		if did { // frozen, and the record does not say so
+			b.setFrozen(ctx, m.cfg.Driver.Resume)
+		}
 		return nil, err
 	}
 	if did {
@@ -108,6 +133,8 @@ func (m *Manager) Resume(ctx context.Context, id boxed.ID) (*boxed.Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
 	did := false
 	err = b.update(func(r *Record) error {
 		if err := b.alive(); err != nil {
@@ -133,12 +160,28 @@ func (m *Manager) Resume(ctx context.Context, id boxed.ID) (*boxed.Sandbox, erro
 		return nil
 	})
 	if err != nil {
+		if did {
+			b.setFrozen(ctx, m.cfg.Driver.Pause)
+		}
 		return nil, err
 	}
 	if did {
+		b.mu.Lock()
+		host := b.host
+		b.mu.Unlock()
+		m.later(func(ctx context.Context) { b.pushLease(ctx, host) }) // the ttl may have changed in between
 		m.emit(boxed.EventResumed, b.view(), nil)
 	}
 	return b.view(), nil
+}
+
+// setFrozen takes a freeze or a thaw back whose record could not be written.
+func (b *box) setFrozen(ctx context.Context, set func(context.Context, string) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
+	defer cancel()
+	if err := set(ctx, b.record().ContainerID); err != nil {
+		b.m.log.Error("take a pause or resume back", "sandbox", b.id, "err", err)
+	}
 }
 
 // sweep ends what is due, by the durable state, every second; finishes ends
@@ -193,7 +236,8 @@ func (b *box) due(now time.Time) (boxed.EndReason, string) {
 
 // endDue looks again, at what only the agent knows too, and ends the sandbox.
 func (b *box) endDue(ctx context.Context, reason boxed.EndReason, why string) {
-	if reason == boxed.EndIdle && b.hasExecs(ctx) {
+	// Once decided, an end is not judged again: its agent has been ended too.
+	if reason == boxed.EndIdle && b.alive() == nil && b.hasExecs(ctx) {
 		b.mu.Lock()
 		b.active = b.m.cfg.Now()
 		b.mu.Unlock()

@@ -48,6 +48,9 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 		return lost(""), b.execError(err)
 	}
 	status, err := b.ended(exit, err)
+	if err != nil && errors.Is(context.Cause(ctx), boxed.ErrGoingAway) {
+		return status, err // it runs on
+	}
 	m.execEvent(boxed.EventExecEnd, b, execID, &status)
 	return status, err
 }

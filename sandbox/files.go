@@ -221,6 +221,9 @@ func (m *Manager) Stats(ctx context.Context, id boxed.ID) (*boxed.Stats, error) 
 		return nil, err
 	}
 	r := b.record()
+	if r.ContainerID == "" {
+		return nil, boxed.Errorf(boxed.CodeConflict, "sandbox %s is not running yet; wait for it", id)
+	}
 	stats, err := m.cfg.Driver.Stats(ctx, r.ContainerID)
 	if err != nil {
 		return nil, err

@@ -62,6 +62,7 @@ const (
 	lookEvery    = 5 * time.Second  // at the engine, for containers that ended unseen
 	missingLooks = 3                // looks in a row before a container counts as vanished
 	stepLimit    = 60 * time.Second // for one step of create or destroy
+	linkLook     = time.Second      // between looks whether a container that does not connect still runs
 )
 
 // Manager owns the sandboxes of this host. It implements no rights: its callers
@@ -71,7 +72,9 @@ type Manager struct {
 	log    *slog.Logger
 	bootID string
 	work   sync.WaitGroup // destroys and other work that outlives a call
-	stop   chan struct{}  // closed by detach
+	// orphanGrace is the constant; tests shorten it.
+	orphanGrace time.Duration
+	stop        chan struct{} // closed by detach
 
 	mu        sync.Mutex
 	boxes     map[boxed.ID]*box
@@ -120,7 +123,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, log: cfg.Log, bootID: strings.TrimSpace(string(boot)),
 		boxes: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
-		stop: make(chan struct{}),
+		stop: make(chan struct{}), orphanGrace: orphanGrace,
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}

@@ -57,13 +57,22 @@ func (m *Manager) claim(owner string, spec boxed.Spec, admit func(Admission) err
 	if err := admit(Admission{m}); err != nil {
 		return nil, "", err
 	}
-	for len(p.ready) > 0 {
-		b := p.ready[0]
-		p.ready = p.ready[1:]
+	for i := 0; i < len(p.ready); {
+		b := p.ready[i]
 		rec := b.record()
-		if rec.Key != p.key || rec.Ending != "" {
-			continue // rolled out, or died: the sweep ends it
+		switch {
+		case rec.Ending != "": // it died, and is being ended
+			p.ready = slices.Delete(p.ready, i, i+1)
+			continue
+		case rec.Key != p.key:
+			p.ready = slices.Delete(p.ready, i, i+1)
+			m.endWarmLocked(b, "its template has changed")
+			continue
+		case !b.linked(): // it is dialling again, or dead and nobody has seen it yet
+			i++
+			continue
 		}
+		p.ready = slices.Delete(p.ready, i, i+1)
 		rec.fill(m.cfg.Now(), owner, spec)
 		rec.Sandbox.Warm = true
 		b.publish(rec)
@@ -75,6 +84,14 @@ func (m *Manager) claim(owner string, spec boxed.Spec, admit func(Admission) err
 		return b, "", nil
 	}
 	return nil, missEmpty, nil
+}
+
+// linked reports whether the agent is connected.
+func (b *box) linked() bool {
+	b.mu.Lock()
+	host := b.host
+	b.mu.Unlock()
+	return host != nil && host.Linked()
 }
 
 // poolForLocked finds the pool whose sandboxes fit a spec.
@@ -272,21 +289,24 @@ func (m *Manager) filled(p *pool, b *box, err error) {
 func (m *Manager) trim() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	room := int64(-1)
+	room, held := int64(-1), int64(0)
 	if m.cfg.PoolRoom != nil {
 		used, _ := m.usedLocked()
 		room = m.cfg.PoolRoom(used)
 	}
 	for _, p := range m.pools {
+		held += int64(len(p.ready)) * p.template.Limits.MemoryBytes
+	}
+	for _, p := range m.pools {
 		keep := p.ready[:0:0]
 		for _, b := range p.ready {
 			r := b.record()
-			_, warm := m.usedLocked()
 			switch {
 			case r.Ending != "" || r.Sandbox.State.Ended():
 			case r.Key != p.key:
 				m.endWarmLocked(b, "its template has changed")
-			case room >= 0 && warm.MemoryBytes > room+p.template.Limits.MemoryBytes:
+			case room >= 0 && held > room:
+				held -= r.Sandbox.Limits.MemoryBytes // what is being ended is not counted twice
 				m.endWarmLocked(b, "the memory is needed")
 			default:
 				keep = append(keep, b)

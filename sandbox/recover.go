@@ -143,14 +143,24 @@ func (m *Manager) adopt(ctx context.Context, b *box, c Status) {
 		}
 	}
 	if r.Pooled {
-		m.later(func(ctx context.Context) { m.adoptWarm(ctx, b) })
+		// It holds its place from now on, or the pool would be filled twice over.
+		m.mu.Lock()
+		p := m.pools[r.Sandbox.Template]
+		if p != nil && len(p.ready)+p.filling < p.template.Pool {
+			p.filling++
+		} else {
+			p = nil
+		}
+		m.mu.Unlock()
+		m.later(func(ctx context.Context) { m.adoptWarm(ctx, b, p) })
 		return
 	}
 	m.later(func(ctx context.Context) { b.endOrphans(ctx) })
 }
 
-// adoptWarm takes a warm sandbox back into the pool that it fits.
-func (m *Manager) adoptWarm(ctx context.Context, b *box) {
+// adoptWarm takes a warm sandbox back into the pool in which it has a place; nil
+// is none.
+func (m *Manager) adoptWarm(ctx context.Context, b *box, p *pool) {
 	ready, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	b.mu.Lock()
@@ -160,11 +170,13 @@ func (m *Manager) adoptWarm(ctx context.Context, b *box) {
 	r := b.record()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if p := m.pools[r.Sandbox.Template]; p != nil && linked {
+	if p != nil {
+		p.filling--
+		m.pokeLocked()
 		if p.key == "" {
 			p.key = r.Key // until refresh says otherwise
 		}
-		if p.key == r.Key && len(p.ready) < p.template.Pool {
+		if linked && p.key == r.Key {
 			p.ready = append(p.ready, b)
 			return
 		}
@@ -177,7 +189,7 @@ func (b *box) endOrphans(ctx context.Context) {
 	b.mu.Lock()
 	host, changed := b.host, b.changed
 	b.mu.Unlock()
-	wait, cancel := context.WithTimeout(ctx, orphanGrace)
+	wait, cancel := context.WithTimeout(ctx, b.m.orphanGrace)
 	defer cancel()
 	for wait.Err() == nil {
 		select {
@@ -271,6 +283,7 @@ func (m *Manager) Look(ctx context.Context) {
 	for _, c := range found {
 		byID[c.ContainerID] = c
 	}
+	m.removeStrays(found)
 	for _, b := range m.all() {
 		r := b.record()
 		if r.ContainerID == "" || r.Ending != "" || !(r.Sandbox.State == boxed.StateRunning || r.Sandbox.State == boxed.StatePaused || r.Pooled) {
@@ -293,6 +306,28 @@ func (m *Manager) Look(ctx context.Context) {
 		case there && !c.Running && b.turn.TryLock(): // not while it is being started
 			b.turn.Unlock()
 			m.later(func(ctx context.Context) { b.judge(ctx) })
+		}
+	}
+}
+
+// removeStrays removes containers that an engine finished making after we had
+// given up: the record that knows their nonce has ended. Others are not ours.
+func (m *Manager) removeStrays(found []Status) {
+	for _, c := range found {
+		m.mu.Lock()
+		b := m.boxes[c.Sandbox]
+		m.mu.Unlock()
+		if b == nil {
+			continue
+		}
+		if r := b.record(); r.Nonce == c.Nonce && r.Sandbox.State.Ended() {
+			m.later(func(ctx context.Context) {
+				ctx, cancel := context.WithTimeout(ctx, stepLimit)
+				defer cancel()
+				if err := m.cfg.Driver.Remove(ctx, c.ContainerID); err != nil {
+					m.log.Error("remove a stray container", "sandbox", c.Sandbox, "err", err)
+				}
+			})
 		}
 	}
 }

@@ -70,6 +70,9 @@ type ExecResult struct {
 // body of a call (about 11 MiB). A Timeout of 0 means 10 minutes; boxed.Never
 // means none. If the call ends early, so does the program.
 func (c *Client) Run(ctx context.Context, id boxed.ID, req boxed.ExecRequest) (*ExecResult, error) {
+	if req.TTY {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "one call has no terminal; use Exec").WithField("tty")
+	}
 	w, err := wire(req)
 	if err != nil {
 		return nil, err

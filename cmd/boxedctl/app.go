@@ -98,7 +98,7 @@ func (a *app) before(c *cli.Context) error {
 		key: c.String("api-key"), keyFile: c.String("api-key-file"), pin: c.String("pin"),
 	}
 	a.color = !c.Bool("no-color") && a.getenv("NO_COLOR") == "" && a.getenv("TERM") != "dumb" &&
-		isTerminal(a.stdout) && enableColor(a.stdout)
+		isTerminal(a.stdout) && enableEscapes(a.stdout)
 	return nil
 }
 

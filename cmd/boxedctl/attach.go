@@ -126,6 +126,7 @@ func (at *attachment) onStart(ctx context.Context) func(boxed.ExecID) {
 				}
 				at.raw.Unlock()
 			}
+			enableEscapes(at.a.stdout) // a console that cannot shows them as they are
 			if window, ok := at.window(); ok {
 				go watchSize(ctx, window, at.sizes)
 			}

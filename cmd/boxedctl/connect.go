@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/api/client"
@@ -69,6 +70,9 @@ func sandboxID(ctx context.Context, svc service, ref string) (boxed.ID, error) {
 func sandbox(ctx context.Context, svc service, ref string) (*boxed.Sandbox, error) {
 	if ref == "" {
 		return nil, usagef("an empty word names no sandbox").hint("boxedctl ls lists yours")
+	}
+	if strings.Trim(ref, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || len(ref) > 64 {
+		return nil, usagef("%q names no sandbox", ref).hint("an ID, a name or the first %d characters of an ID do: a-z, 0-9 and -", boxed.MinPrefixLen)
 	}
 	sb, err := svc.Resolve(ctx, ref)
 	if boxed.CodeOf(err) == boxed.CodeNotFound {

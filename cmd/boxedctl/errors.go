@@ -98,9 +98,10 @@ var fieldFlags = map[string]string{
 
 // nextStep says what a person may do about err, or "".
 func nextStep(err error) string {
-	var p *problem
-	if errors.As(err, &p) && p.next != "" {
-		return p.next
+	for in := err; in != nil; in = errors.Unwrap(in) {
+		if p, ok := in.(*problem); ok && p.next != "" {
+			return p.next // the outermost one that has one
+		}
 	}
 	var e *boxed.Error
 	errors.As(err, &e)
@@ -257,24 +258,30 @@ func nearest(word string, candidates []string) string {
 	return best
 }
 
-// distance is Levenshtein's.
+// distance counts the letters to add, drop, replace or swap with a neighbour.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range b {
+		rows[0][j+1] = j + 1
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
 		for j := range len(b) {
 			cost := 1
 			if a[i] == b[j] {
 				cost = 0
 			}
-			diagonal, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diagonal+cost)
+			d := min(rows[i][j]+cost, rows[i][j+1]+1, rows[i+1][j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				d = min(d, rows[i-1][j-1]+1)
+			}
+			rows[i+1][j+1] = d
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }
 
 // oneOf writes alternatives as people do: "a, b or c".

@@ -43,9 +43,9 @@ func live() (endpoint, key string, ok bool) {
 // names of its sandboxes, which are destroyed after it.
 func TestStories(t *testing.T) {
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata",
-		RequireUniqueNames:  true,
-		Setup:               setUp,
+		Dir:                "testdata",
+		RequireUniqueNames: true,
+		Setup:              setUp,
 		Condition: func(cond string) (bool, error) {
 			_, _, isLive := live()
 			switch cond {
@@ -108,6 +108,9 @@ func removeAll(env *testscript.Env, endpoint, key string) {
 	}
 }
 
+// passedOn are the variables that commands of this file pass to programs.
+var passedOn = []string{"HOME", "PATH", "BOXED_ENDPOINT", "BOXED_API_KEY", "NAME"}
+
 // silentStdin runs a command whose stdin is a pipe that stays open and silent.
 func silentStdin(ts *testscript.TestScript, neg bool, args []string) {
 	path, err := exec.LookPath(args[0])
@@ -116,7 +119,7 @@ func silentStdin(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	ts.Check(err)
 	cmd := exec.Command(path, args[1:]...)
-	for _, k := range []string{"HOME", "PATH", "BOXED_ENDPOINT", "BOXED_API_KEY"} {
+	for _, k := range passedOn {
 		cmd.Env = append(cmd.Env, k+"="+ts.Getenv(k))
 	}
 	cmd.Dir = ts.Getenv("WORK")
@@ -158,7 +161,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	var out []byte
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		cmd := exec.Command(path, args[2:]...)
-		for _, k := range []string{"HOME", "PATH", "BOXED_ENDPOINT", "BOXED_API_KEY"} {
+		for _, k := range passedOn {
 			cmd.Env = append(cmd.Env, k+"="+ts.Getenv(k))
 		}
 		cmd.Dir = ts.Getenv("WORK")

@@ -46,8 +46,9 @@ func watchSize(ctx context.Context, f *os.File, sizes chan boxed.Size) {
 	}
 }
 
-// enableColor reports whether the terminal f takes colours.
-func enableColor(any) bool { return true }
+// enableEscapes makes the terminal f obey escape sequences, and reports whether
+// it does.
+func enableEscapes(any) bool { return true }
 
 // keyIsPublic reports whether others may read the file.
 func keyIsPublic(path string) bool {

@@ -44,8 +44,9 @@ func watchSize(ctx context.Context, f *os.File, sizes chan boxed.Size) {
 	}
 }
 
-// enableColor makes the console f obey escape sequences, if it can.
-func enableColor(f any) bool {
+// enableEscapes makes the console f obey escape sequences, and reports whether
+// it does.
+func enableEscapes(f any) bool {
 	file, ok := f.(*os.File)
 	if !ok {
 		return false

@@ -96,7 +96,7 @@ func (c cgroup) write(controller, file, value string) error {
 	if !ok {
 		return fmt.Errorf("cgroup %s: %w", controller, fs.ErrNotExist)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0) // never made: it is the kernel's
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0) // never made: it is the kernel's
 	if err != nil {
 		return err
 	}

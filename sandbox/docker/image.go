@@ -54,6 +54,9 @@ func (d *Driver) Image(ctx context.Context, ref string, progress func(sandbox.Pu
 	if errdefs.IsNotFound(err) {
 		return sandbox.Image{}, missingImage(ref, err)
 	}
+	if errdefs.IsInvalidArgument(err) { // engines are of different minds about what a name is
+		return sandbox.Image{}, malformed(ref)
+	}
 	if err != nil {
 		return sandbox.Image{}, d.engineError("look up image", err)
 	}
@@ -69,12 +72,16 @@ func (d *Driver) Image(ctx context.Context, ref string, progress func(sandbox.Pu
 func parseRef(ref string) (reference.Reference, error) {
 	parsed, err := reference.ParseAnyReference(ref)
 	if err != nil || len(ref) > 1024 {
-		return nil, boxed.Errorf(boxed.CodeInvalid, "%q is not an image reference: write it like python:3.12-slim or registry.example:5000/team/image@sha256:…", clip(ref)).WithField("image")
+		return nil, malformed(ref)
 	}
 	if named, ok := parsed.(reference.Named); ok {
 		return reference.TagNameOnly(named), nil
 	}
 	return parsed, nil
+}
+
+func malformed(ref string) error {
+	return boxed.Errorf(boxed.CodeInvalid, "%q is not an image reference: write it like python:3.12-slim or registry.example:5000/team/image@sha256:…", clip(ref)).WithField("image")
 }
 
 func clip(s string) string {

@@ -124,9 +124,11 @@ func TestPullsAnImage(t *testing.T) {
 	if diff := cmp.Diff(want, img.Env); diff != "" || !strings.HasPrefix(img.Digest, "sha256:") || last.Message == "" {
 		t.Errorf("%+v, last progress %+v\n%s", img, last, diff)
 	}
-	r.host = "closed" // it is here now: nobody is asked
 	if again, err := d.Image(t.Context(), img.Ref, nil); err != nil || again.Digest != img.Digest {
 		t.Errorf("again: %+v, %v", again, err)
+	}
+	if both, err := d.Image(t.Context(), img.Ref+"@"+digestOf(r.manifest), nil); err != nil || both.Digest != img.Digest {
+		t.Errorf("by tag and digest: %+v, %v", both, err)
 	}
 	if byID, err := d.Image(t.Context(), img.Digest, nil); err != nil || byID.Digest != img.Digest {
 		t.Errorf("by its ID: %+v, %v", byID, err)
@@ -172,36 +174,35 @@ func TestPullsOnceForMany(t *testing.T) {
 	}
 }
 
+// What the engine does then is its own: 20.10 waits for the registry's answer
+// to what it has asked, and drops it.
 func TestPullEndsWhenNobodyWaits(t *testing.T) {
 	needDocker(t)
-	gone := make(chan struct{})
-	var once sync.Once
 	r := newRegistry(t, runtime.GOARCH, func(r *registry) { r.gate = make(chan struct{}) })
-	// The engine's own request ends when the pull does.
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if strings.Contains(req.URL.Path, "/blobs/") {
-			defer once.Do(func() { close(gone) })
-		}
-		r.ServeHTTP(w, req)
-	}))
-	defer s.Close()
 	d := newDriver(t)
-	ref := strings.TrimPrefix(s.URL, "http://") + "/team/image:1"
+	ref := r.host + "/team/image:1"
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		_, err := d.Image(ctx, ref, nil)
 		done <- err
 	}()
 	eventually(t, "it is being pulled", func() bool { return r.manifests.Load() > 0 })
 	cancel()
-	if err := <-done; boxed.CodeOf(err) != boxed.CodeCanceled {
-		t.Errorf("%v", err)
-	}
 	select {
-	case <-gone:
-	case <-time.After(20 * time.Second):
-		t.Error("the engine goes on pulling")
+	case err := <-done:
+		if boxed.CodeOf(err) != boxed.CodeCanceled {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the one that left still waits")
+	}
+	if n := d.Waiting(ref); n != 0 {
+		t.Errorf("%d wait", n)
+	}
+	close(r.gate)
+	if _, err := d.Image(t.Context(), ref, nil); err != nil {
+		t.Errorf("a later pull: %v", err)
 	}
 }
 
@@ -217,12 +218,12 @@ func TestPullErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer silent.Close()
+	t.Cleanup(func() { silent.Close() })
 	open := newRegistry(t, runtime.GOARCH)
 	private := newRegistry(t, runtime.GOARCH, func(r *registry) { r.user = "me:secret" })
 	foreign := newRegistry(t, map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH])
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	defer broken.Close()
+	t.Cleanup(broken.Close)
 	for name, c := range map[string]struct {
 		ref    string
 		reason boxed.ImageReason

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -178,37 +178,85 @@ func eat(args []string) {
 	}
 }
 
-// hoard fills loopback TCP buffers that nobody reads and says how many bytes
-// it got rid of.
-func hoard([]string) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		fmt.Println(errText(err))
-		return
-	}
+// hoard fills loopback buffers that nobody reads, of the kind of socket named,
+// and says how many bytes it got rid of. It keeps them if told to.
+func hoard(args []string) {
 	var sum int64
-	var held []net.Conn
-	for len(held) < 400 {
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			break
+	var err error
+	held := []net.Conn{}
+	defer runtime.KeepAlive(&held)
+	for failures := 0; err == nil && len(held) < 1600 && failures < 20; {
+		var a, b net.Conn
+		if a, b, err = pair(args[0]); err == nil {
+			held = append(held, a, b)
+			n := stuff(a)
+			if sum += n; n == 0 {
+				failures++
+			}
 		}
-		peer, err := l.Accept()
-		if err != nil {
-			break
-		}
-		held = append(held, c, peer)
-		_ = c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
-		n, _ := io.CopyN(c, zeros{}, 8<<20)
-		sum += n
 	}
-	fmt.Println(sum)
+	fmt.Println(sum, len(held), errText(err))
+	if len(args) > 1 {
+		os.Stdout.Close()
+		time.Sleep(time.Hour)
+	}
 }
 
-type zeros struct{}
+// pair connects two sockets.
+func pair(network string) (a, b net.Conn, err error) {
+	switch network {
+	case "tcp":
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, nil, err
+		}
+		defer l.Close()
+		if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
+			return nil, nil, err
+		}
+		b, err = l.Accept()
+		return a, b, err
+	case "udp":
+		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			return nil, nil, err
+		}
+		a, err = net.Dial("udp", u.LocalAddr().String())
+		return a, u, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	conns := [2]net.Conn{}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		if conns[i], err = net.FileConn(f); err != nil {
+			return nil, nil, err
+		}
+		f.Close()
+	}
+	return conns[0], conns[1], nil
+}
 
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
-
+// stuff writes until the other end takes no more. Datagrams beyond the buffer
+// vanish, so of them only as much is counted as one buffer may hold.
+func stuff(c net.Conn) int64 {
+	var sum int64
+	chunk := make([]byte, 32<<10)
+	for sum < 8<<20 {
+		if _, datagrams := c.(*net.UDPConn); datagrams && sum > 256<<10 {
+			break
+		}
+		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		n, err := c.Write(chunk)
+		sum += int64(n)
+		if err != nil {
+			break
+		}
+	}
+	return sum
+}
 // listen binds an address and connects to another.
 func listen(args []string) {
 	l, err := net.Listen("tcp", args[0])

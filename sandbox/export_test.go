@@ -1,0 +1,65 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+)
+
+// Abandon is what a kill of the daemon does to the links: the kernel closes
+// them. Nothing is cleaned up.
+func (m *Manager) Abandon() {
+	m.mu.Lock()
+	m.closed = true
+	boxes := m.allLocked()
+	m.mu.Unlock()
+	for _, b := range boxes {
+		b.mu.Lock()
+		host := b.host
+		b.host = nil
+		b.mu.Unlock()
+		if host != nil {
+			go host.Close() // it waits for callers that the kill has stopped
+		}
+	}
+}
+
+// SetBootID pretends that the machine is in another run.
+func (m *Manager) SetBootID(id string) { m.bootID = id }
+
+// SetOrphanGrace shortens how long an attached exec waits for its client after
+// a restart.
+func (m *Manager) SetOrphanGrace(d time.Duration) { m.orphanGrace = d }
+
+// UIDsInUse is how many uids are neither free nor resting.
+func (m *Manager) UIDsInUse() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, until := range m.uids.taken {
+		if until.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// Refresh is what Run does every few seconds for the pools.
+func (m *Manager) Refresh(ctx context.Context) {
+	m.refresh(ctx)
+	m.poke()
+}
+
+// UID is the uid of a sandbox.
+func (m *Manager) UID(id string) int {
+	for _, b := range m.all() {
+		if string(b.id) == id {
+			return b.record().UID
+		}
+	}
+	return 0
+}
+
+// Numbers that tests follow.
+const (
+	MissingLooks = missingLooks
+	UIDRest      = uidRest
+)

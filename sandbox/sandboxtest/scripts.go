@@ -1,0 +1,3 @@
+package sandboxtest
+
+var scripts = map[string]Program{}
