@@ -215,7 +215,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.limitDiscard()
 		s.logAccess(c, time.Since(start))
 		if v != nil && half {
-			panic(http.ErrAbortHandler) // half an answer must not look whole
+			panic(http.ErrAbortHandler)
 		}
 	}()
 	if !open {
@@ -223,11 +223,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.fail(boxed.Errorf(boxed.CodeNotReady, "the node is shutting down"))
 		return
 	}
-	if err := c.serve(); err != nil {
-		if c.w.wrote {
-			c.code, c.err = boxed.CodeOf(err), err
-			panic(http.ErrAbortHandler)
-		}
+	err := c.serve()
+	switch {
+	case err == nil:
+	case errors.Is(err, errAnswered):
+		c.code = boxed.CodeOf(err)
+	case c.w.wrote:
+		c.code, c.err = boxed.CodeOf(err), err
+		panic(http.ErrAbortHandler) // half an answer must not look whole
+	default:
 		c.fail(err)
 	}
 }

@@ -21,6 +21,9 @@ const firstMessage = 30 * time.Second
 // endGrace is how long a stream that the server ends may take to say so.
 const endGrace = 3 * time.Second
 
+// errAnswered is in the chain of an error that the client has been told already.
+var errAnswered = errors.New("answered")
+
 var errLeft = &boxed.Error{Code: boxed.CodeCanceled, Message: "the client went away"}
 
 // stream is one exec's WebSocket. One goroutine writes, one reads and never
@@ -61,8 +64,7 @@ func (c *call) upgrade() (*websocket.Conn, error) {
 		InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled,
 	})
 	if err != nil {
-		c.w.wrote = true // Accept has answered
-		return nil, &boxed.Error{Code: boxed.CodeInvalid, Message: "not a WebSocket handshake", Err: err}
+		return nil, &boxed.Error{Code: boxed.CodeInvalid, Message: "not a WebSocket handshake", Err: errAnswered}
 	}
 	return conn, nil
 }

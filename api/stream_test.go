@@ -484,6 +484,7 @@ func FuzzStream(f *testing.F) {
 	sb := h.add("x")
 	path := "/v1/sandboxes/" + string(sb.ID) + "/exec/stream?window=4096"
 	f.Fuzz(func(t *testing.T, a, b []byte) {
+		h := &harness{fake: h.fake, t: t, http: h.http}
 		conn := h.socket(path)
 		defer conn.CloseNow()
 		h.sendText(conn, `{"args":["cat"],"stdin":true}`)

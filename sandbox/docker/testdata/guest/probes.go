@@ -257,6 +257,7 @@ func stuff(c net.Conn) int64 {
 	}
 	return sum
 }
+
 // listen binds an address and connects to another.
 func listen(args []string) {
 	l, err := net.Listen("tcp", args[0])
