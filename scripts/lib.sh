@@ -449,5 +449,5 @@ remove_containers_of() {
 	while read -r id instance; do
 		[[ $instance == *."$hash" ]] || continue
 		docker_do rm -f "$id" >/dev/null && echo "$id"
-	done < <(docker_do ps -aq --no-trunc --filter label=sh.boxed.instance --format '{{.ID}} {{.Label "sh.boxed.instance"}}' 2>/dev/null)
+	done < <(docker_do ps -a --no-trunc --filter label=sh.boxed.instance --format '{{.ID}} {{.Label "sh.boxed.instance"}}' 2>/dev/null)
 }

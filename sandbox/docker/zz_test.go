@@ -2,6 +2,7 @@ package docker_test
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -18,8 +19,11 @@ func avail() string {
 func TestZZ(t *testing.T) {
 	d := newDriver(t)
 	img := empty(t, d)
-	for _, kind := range []string{"tcp", "udp", } {
+	for _, sys := range []string{"4096 65536 262144", "4096 16384 65536", "1024 4096 16384", "1 1 4096"} {
 		g := start(t, d, img, func(b *sandbox.Box) { b.Limits.MemoryBytes = 256<<20; b.Limits.OpenFiles = 4096; b.Limits.CPUs=2 })
+		kind := "tcp"
+		out, err := exec.Command("nsenter", "-t", d.Proc(g.id)[6:], "-n", "sysctl", "-w", "net.ipv4.tcp_wmem="+sys, "net.ipv4.tcp_rmem="+sys).CombinedOutput()
+		t.Logf("%s %v", out, err)
 		a := avail()
 		ss0, _ := os.ReadFile("/proc/self/net/sockstat")
 		g.conn.Write([]byte(`{"uid":234567,"argv":["self","hoard","`+kind+`","stay"],"many":25}`+"\n"))
