@@ -29,11 +29,12 @@ type Guest struct {
 	lease  time.Duration
 	execs  map[string]*guestExec
 	order  []string // of execs, oldest first
+	budget *budget
 }
 
 // NewGuest makes a guest. dial reaches the host; build identifies the program.
 func NewGuest(build string, dial func() (net.Conn, error), h Handler) *Guest {
-	return &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}}
+	return &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}, budget: newBudget()}
 }
 
 // Run dials, serves and dials again until ctx ends. Without a host for as long
@@ -333,7 +334,7 @@ func (g *Guest) spawn(start ExecStart) (*guestExec, error) {
 		return nil, err
 	}
 	start.Code = nil
-	e := newGuestExec(start, proc)
+	e := newGuestExec(start, proc, g.budget)
 	if !start.Detached {
 		e.owners = 1 // until attach: what it writes now waits for its reader
 	}
@@ -346,19 +347,32 @@ func (g *Guest) spawn(start ExecStart) (*guestExec, error) {
 	return e, nil
 }
 
-// forgetLocked drops the oldest ended execs beyond MaxEnded.
+// keptAttached is how many attached execs keep their output after their end,
+// for a client whose connection broke just before it.
+const keptAttached = 16
+
+// forgetLocked drops the oldest ended execs beyond MaxEnded, and the output of
+// older ones that were attached, or of any while memory for output is short.
 func (g *Guest) forgetLocked() {
-	ended := 0
+	ended := 0 // that follow the one looked at
 	for _, id := range g.order {
-		if g.execs[id].exit != nil {
+		if g.execs[id].hasEnded() {
 			ended++
 		}
 	}
 	g.order = slices.DeleteFunc(g.order, func(id string) bool {
-		if ended <= MaxEnded || g.execs[id].exit == nil {
+		e := g.execs[id]
+		if !e.hasEnded() {
 			return false
 		}
 		ended--
+		if g.budget.left.Load() < 4*RingSize || (!e.start.Detached && ended >= keptAttached) {
+			e.free()
+		}
+		if ended < MaxEnded {
+			return false
+		}
+		e.free()
 		delete(g.execs, id)
 		return true
 	})

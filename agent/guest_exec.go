@@ -36,7 +36,6 @@ type guestExec struct {
 	killed    bool
 	exit      *Exit
 	ended     time.Time
-	released  bool
 
 	stdinMu sync.Mutex // one writer of stdin at a time
 	total   atomic.Int64
@@ -44,8 +43,9 @@ type guestExec struct {
 	exitAt  time.Time     // set before exited is closed
 }
 
-func newGuestExec(start ExecStart, proc Process) *guestExec {
+func newGuestExec(start ExecStart, proc Process, b *budget) *guestExec {
 	e := &guestExec{start: start, proc: proc, started: time.Now(), exited: make(chan struct{})}
+	e.out[0].budget, e.out[1].budget = b, b
 	e.changed = sync.NewCond(&e.mu)
 	return e
 }
@@ -157,7 +157,7 @@ func (e *guestExec) keep(i int, p []byte) bool {
 	for len(p) > 0 {
 		n := len(p)
 		if !e.start.Detached {
-			n = min(n, e.out[i].room(e.delivered[i]))
+			n = e.out[i].room(e.delivered[i], n)
 			if n == 0 {
 				if e.killed && e.owners == 0 {
 					return true // it is dead and nobody waits for the rest
@@ -187,6 +187,12 @@ func (e *guestExec) kill(reason string) error {
 	e.changed.Broadcast()
 	e.mu.Unlock()
 	return e.proc.KillTree()
+}
+
+func (e *guestExec) hasEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.exit != nil
 }
 
 func (e *guestExec) info(count bool) ExecInfo {
@@ -322,6 +328,16 @@ func (e *guestExec) advance(a Attach, i int, offset int64) {
 	e.delivered[i] = max(e.delivered[i], offset)
 	e.changed.Broadcast()
 	e.mu.Unlock()
+}
+
+// free forgets the output of an exec that has ended.
+func (e *guestExec) free() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.exit != nil {
+		e.out[0].free()
+		e.out[1].free()
+	}
 }
 
 // takeStdin feeds the program until end of file or the reader's leaving.

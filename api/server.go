@@ -230,7 +230,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.code = boxed.CodeOf(err)
 	case c.w.wrote:
 		c.code, c.err = boxed.CodeOf(err), err
-		panic(http.ErrAbortHandler) // half an answer must not look whole
+		http.NewResponseController(c.w).Flush() // what there is, so that it is seen to break off
+		panic(http.ErrAbortHandler)             // half an answer must not look whole
 	default:
 		c.fail(err)
 	}

@@ -153,25 +153,6 @@ func (n *node) stop(sig syscall.Signal) {
 	n.cmd = nil
 }
 
-// containers are the engine's containers of this node.
-func (n *node) containers() []string {
-	n.t.Helper()
-	info, err := n.NodeInfo(n.t.Context())
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return n.containersOf(info.ID)
-}
-
-func (n *node) containersOf(id boxed.NodeID) []string {
-	n.t.Helper()
-	out, err := exec.Command("docker", "ps", "-aq", "--no-trunc", "--filter", "name=^boxed-.*-"+string(id)+"$").Output()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return strings.Fields(string(out))
-}
-
 // wipe ends the node's sandboxes, warm ones too, whether it still runs or not.
 func (n *node) wipe() {
 	entries, _ := os.ReadDir(filepath.Join(n.dir, "sandboxes"))

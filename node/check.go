@@ -22,7 +22,7 @@ const (
 	maxPath       = 4096
 	maxFiles      = 256
 	maxFileBytes  = 8 << 20 // of all files of a spec; more goes as tar
-	minMemory     = 32 * boxed.MiB
+	minMemory     = boxed.MemoryHeadroom + 16*boxed.MiB
 	minCPUs       = 0.05
 	maxLimit      = 1 << 48 // of any limit, so that sums of them do not overflow
 	minIdle       = boxed.Duration(time.Second)

@@ -63,3 +63,13 @@ const (
 	MissingLooks = missingLooks
 	UIDRest      = uidRest
 )
+
+// Linked reports whether the agent of a sandbox is connected, as far as is known.
+func (m *Manager) Linked(id string) bool {
+	for _, b := range m.all() {
+		if string(b.id) == id {
+			return b.linked()
+		}
+	}
+	return false
+}

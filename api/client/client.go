@@ -191,7 +191,7 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 		case method == http.MethodGet && attempt == 0 && broke(err) && ctx.Err() == nil:
 			continue // nothing was changed, so ask once more
 		}
-		return nil, c.transportError(ctx, err, method == http.MethodGet)
+		return nil, c.transportError(ctx, err)
 	}
 }
 

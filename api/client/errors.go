@@ -61,7 +61,7 @@ func responseError(resp *http.Response) error {
 }
 
 // transportError is what it means that no answer came.
-func (c *Client) transportError(ctx context.Context, err error, harmless bool) error {
+func (c *Client) transportError(ctx context.Context, err error) error {
 	var known *boxed.Error
 	var op *net.OpError
 	switch {
@@ -74,11 +74,11 @@ func (c *Client) transportError(ctx context.Context, err error, harmless bool) e
 			Message: fmt.Sprintf("no boxed-node answers at %s: is it running? (make up)", c.Endpoint())}
 	case errors.As(err, &op) && op.Op == "dial":
 		return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot reach %s: %v", c.Endpoint(), op.Err)}
-	case harmless || !broke(err):
-		return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot speak to %s: %v", c.Endpoint(), unwrapURL(err))}
+	case broke(err):
+		return &boxed.Error{Code: boxed.CodeLost, Err: err,
+			Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.Endpoint())}
 	}
-	return &boxed.Error{Code: boxed.CodeLost, Err: err,
-		Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.Endpoint())}
+	return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot speak to %s: %v", c.Endpoint(), unwrapURL(err))}
 }
 
 // broke reports whether a connection that was there has gone.

@@ -64,7 +64,7 @@ func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, 
 			return boxed.ExitStatus{}, &boxed.Error{Code: boxed.CodeInvalid, Message: "write the request: " + err.Error(), Err: err}
 		}
 		if err := conn.Write(ctx, websocket.MessageText, raw); err != nil {
-			return boxed.ExitStatus{}, c.transportError(ctx, err, false)
+			return boxed.ExitStatus{}, c.transportError(ctx, err)
 		}
 	}
 	s.ended, s.kick = make(chan struct{}), make(chan struct{}, 1)
@@ -333,7 +333,7 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values) (*websocke
 	case keep.err != nil:
 		return nil, keep.err
 	}
-	return nil, c.transportError(ctx, err, true)
+	return nil, c.transportError(ctx, err)
 }
 
 // keepBody reads the error of a refused handshake, of which the WebSocket

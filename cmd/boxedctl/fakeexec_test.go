@@ -180,6 +180,9 @@ func (b *fakeBox) command(req boxed.ExecRequest) (*exec.Cmd, error) {
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(dir, program)
 	}
+	if path := firstOf(req.Env["PATH"], b.Env["PATH"]); path != "" && !strings.Contains(program, "/") {
+		program = filepath.Join(path, program) // of one directory is enough here
+	}
 	program, err := exec.LookPath(program)
 	if err != nil {
 		e := boxed.Errorf(boxed.CodeStartFailed, "%s is not a program in this image's PATH", args[0])

@@ -208,7 +208,7 @@ func TestShellAndReplAreInteractive(t *testing.T) {
 
 func TestColoursAndWidthOnATerminal(t *testing.T) {
 	endpoint := serveFake(t)
-	makeBox(t, endpoint, "a-name-that-is-as-long-as-names-may-be-40")
+	makeBox(t, endpoint, "a-name-that-is-as-long-as-a-name-may-be")
 	tm := onTerminal(t, endpoint, "ls")
 	tm.sees("\x1b\\[32mrunning\x1b\\[0m")
 	tm.ends(0)

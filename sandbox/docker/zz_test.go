@@ -19,10 +19,10 @@ func avail() string {
 func TestZZ(t *testing.T) {
 	d := newDriver(t)
 	img := empty(t, d)
-	for _, sys := range []string{"4096 65536 262144", "4096 16384 65536", "1024 4096 16384", "1 1 4096"} {
+	for _, sys := range []string{"4096 32768 131072|4096 16384 131072", "4096 16384 65536|4096 16384 65536", "4096 16384 131072|4096 8192 131072", "4096 16384 131072|4096 4096 131072"} {
 		g := start(t, d, img, func(b *sandbox.Box) { b.Limits.MemoryBytes = 256<<20; b.Limits.OpenFiles = 4096; b.Limits.CPUs=2 })
 		kind := "tcp"
-		out, err := exec.Command("nsenter", "-t", d.Proc(g.id)[6:], "-n", "sysctl", "-w", "net.ipv4.tcp_wmem="+sys, "net.ipv4.tcp_rmem="+sys).CombinedOutput()
+		out, err := exec.Command("nsenter", "-t", d.Proc(g.id)[6:], "-n", "sysctl", "-w", "net.ipv4.tcp_wmem="+strings.Split(sys,"|")[1], "net.ipv4.tcp_rmem="+strings.Split(sys,"|")[0]).CombinedOutput()
 		t.Logf("%s %v", out, err)
 		a := avail()
 		ss0, _ := os.ReadFile("/proc/self/net/sockstat")

@@ -65,31 +65,10 @@ var builtins = map[string]Program{
 		fmt.Fprintln(p.Stdout, "left")
 		return 0
 	},
-	"oom": func(p *Proc) int { return p.OOM() },
-	// listen PORT echoes what each connection sends.
-	"listen": func(p *Proc) int {
-		port, _ := strconv.Atoi(p.arg(1))
-		l, err := p.Listen(uint16(port))
-		if err != nil {
-			fmt.Fprintln(p.Stderr, err)
-			return 1
-		}
-		fmt.Fprintln(p.Stdout, "listening")
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return 1
-			}
-			p.Fork(func(p *Proc) int {
-				defer conn.Close()
-				go func() { <-p.Context().Done(); conn.Close() }()
-				io.Copy(conn, conn)
-				return 0
-			})
-		}
-	},
+	"oom":    func(p *Proc) int { return p.OOM() },
+	"listen": listen,
 	"sh": func(p *Proc) int {
-		script, known := scripts[p.arg(2)]
+		script, known := scripts()[p.arg(2)]
 		if p.arg(1) != "-c" || !known {
 			fmt.Fprintf(p.Stderr, "sh: the fake driver does not know the script %q\n", p.arg(2))
 			return 127
@@ -103,4 +82,27 @@ func (p *Proc) arg(i int) string {
 		return p.Args[i]
 	}
 	return ""
+}
+
+// listen PORT echoes what each connection sends.
+func listen(p *Proc) int {
+	port, _ := strconv.Atoi(p.arg(1))
+	l, err := p.Listen(uint16(port))
+	if err != nil {
+		fmt.Fprintln(p.Stderr, err)
+		return 1
+	}
+	fmt.Fprintln(p.Stdout, "listening")
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return 1
+		}
+		p.Fork(func(p *Proc) int {
+			defer conn.Close()
+			go func() { <-p.Context().Done(); conn.Close() }()
+			io.Copy(conn, conn)
+			return 0
+		})
+	}
 }
