@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -232,8 +233,32 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.code, c.err = boxed.CodeOf(err), err
 		http.NewResponseController(c.w).Flush() // what there is, so that it is seen to break off
 		panic(http.ErrAbortHandler)             // half an answer must not look whole
+	case len(c.opMedia()) > 0:
+		c.failUpload(err)
 	default:
 		c.fail(err)
+	}
+}
+
+func (c *call) opMedia() []string {
+	if c.op == nil {
+		return nil
+	}
+	return c.op.media
+}
+
+// failUpload answers with an error while the client may still be sending, and
+// takes in what comes for a moment: a connection that is closed on arriving
+// bytes is reset, and the reset overtakes the answer.
+func (c *call) failUpload(err error) {
+	ctl := http.NewResponseController(c.w)
+	ctl.EnableFullDuplex()
+	c.w.Header().Set("Connection", "close")
+	c.fail(err)
+	ctl.Flush()
+	if c.r.Context().Err() == nil && c.code != boxed.CodeDeadline && c.code != boxed.CodeUnauthenticated {
+		ctl.SetReadDeadline(time.Now().Add(discardTime))
+		io.CopyN(io.Discard, c.r.Body, 1<<30)
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -111,7 +113,7 @@ func (p *parameter) check(got []string) error {
 		value = list
 	}
 	if err := p.schema.Validate(value); err != nil {
-		return describe(err, p.name)
+		return describe(err, p.name, value)
 	}
 	return nil
 }
@@ -131,7 +133,7 @@ func check[T any](o *operation, raw []byte) (T, error) {
 		return out, notJSON(err)
 	}
 	if err := o.body.Validate(tree); err != nil {
-		return out, describe(err, "")
+		return out, describe(err, "", tree)
 	}
 	if err := json.Unmarshal(raw, &out); err != nil {
 		return out, notJSON(err)
@@ -264,37 +266,47 @@ func readInto[T any](c *call) (T, error) {
 	return check[T](c.op, raw)
 }
 
-// describe says what is wrong with a value, field by field, without repeating
-// the value.
-func describe(err error, base string) error {
+// describe says what is wrong with a value, field by field in the order of
+// their names, without repeating the value.
+func describe(err error, base string, value any) error {
 	var ve *jsonschema.ValidationError
 	if !errors.As(err, &ve) {
 		return boxed.Errorf(boxed.CodeInvalid, "the request does not fit the document: %v", err)
 	}
-	var found []map[string]string
-	collect(ve, base, &found)
-	if len(found) == 0 {
+	d := description{base: base, value: value}
+	d.collect(ve)
+	if len(d.found) == 0 {
 		return boxed.Errorf(boxed.CodeInvalid, "the request does not fit the document")
 	}
-	first := found[0]
-	e := boxed.Errorf(boxed.CodeInvalid, "%s", first["message"])
-	if first["field"] != "" {
-		e = invalidField(first["field"], first["message"])
+	slices.SortStableFunc(d.found, func(a, b fault) int { return strings.Compare(a.Field, b.Field) })
+	first := d.found[0]
+	e := boxed.Errorf(boxed.CodeInvalid, "%s", first.Message)
+	if first.Field != "" {
+		e = invalidField(first.Field, first.Message)
 	}
-	if len(found) > 1 {
-		e = e.With("problems", found)
+	if len(d.found) > 1 {
+		e = e.With("problems", d.found)
 	}
 	return e
 }
 
-func collect(ve *jsonschema.ValidationError, base string, out *[]map[string]string) {
-	if len(*out) >= maxProblems {
+type fault struct {
+	Field   string `json:"field"`
+	Message string `json:"message"`
+}
+
+type description struct {
+	base  string
+	value any
+	found []fault
+}
+
+func (d *description) collect(ve *jsonschema.ValidationError) {
+	if len(d.found) >= maxProblems {
 		return
 	}
-	add := func(field, message string) {
-		*out = append(*out, map[string]string{"field": field, "message": message})
-	}
-	at := fieldPath(base, ve.InstanceLocation)
+	add := func(field, message string) { d.found = append(d.found, fault{field, message}) }
+	at := fieldPath(d.base, ve.InstanceLocation)
 	switch k := ve.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
 		for _, name := range k.Properties[:min(len(k.Properties), maxProblems)] {
@@ -307,16 +319,44 @@ func collect(ve *jsonschema.ValidationError, base string, out *[]map[string]stri
 	case *kind.OneOf:
 		add(at, oneOf(ve, k))
 	case *kind.PropertyNames:
+		// The library's location of this kind is not its own copy and is overwritten
+		// by what it looks at next (jsonschema v6.0.3): only its length is right.
+		if where, ok := findName(d.value, k.Property, len(ve.InstanceLocation)); ok {
+			at = fieldPath(d.base, where)
+		}
 		add(join(at, clip(k.Property)), "this name is not allowed here")
 	default:
 		if len(ve.Causes) > 0 {
 			for _, cause := range ve.Causes {
-				collect(cause, base, out)
+				d.collect(cause)
 			}
 			return
 		}
 		add(at, plain(ve.ErrorKind))
 	}
+}
+
+// findName finds the object that has a name, so many steps down.
+func findName(v any, name string, depth int) ([]string, bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		if depth == 0 {
+			_, ok := v[name]
+			return nil, ok
+		}
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if rest, ok := findName(v[key], name, depth-1); ok {
+				return append([]string{key}, rest...), true
+			}
+		}
+	case []any:
+		for i, e := range v {
+			if rest, ok := findName(e, name, depth-1); depth > 0 && ok {
+				return append([]string{strconv.Itoa(i)}, rest...), true
+			}
+		}
+	}
+	return nil, false
 }
 
 // oneOf names the alternatives of a schema whose oneOf lists required fields.

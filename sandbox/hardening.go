@@ -93,11 +93,12 @@ func ReadonlyPaths() []string {
 // Sysctls are set inside the sandbox's own network namespace.
 func Sysctls() map[string]string {
 	return map[string]string{
-		// Minimum, default and highest size of one socket's buffers, in bytes. Loopback needs no window for a long
-		// line, and cgroup v1 does not charge buffers to the memory limit: with the kernel's 4 to 6 MiB a sandbox of
-		// 256 MiB held 1.9 GiB.
-		"net.ipv4.tcp_rmem": "4096 65536 262144",
-		"net.ipv4.tcp_wmem": "4096 65536 262144",
+		// Minimum, default and highest size of one socket's buffers, in bytes. Cgroup v1 does not charge them to the
+		// memory limit, and lets each socket have its minimum beyond LoopbackBytes: with the kernel's sizes (6 MiB) a
+		// sandbox of 256 MiB held 1.9 GiB. Small ones stay in the processor's cache, so loopback is faster with them:
+		// 5 against 1.8 GB/s.
+		"net.ipv4.tcp_rmem": "4096 16384 131072",
+		"net.ipv4.tcp_wmem": "4096 8192 131072",
 		// Any port may be bound: the agent's DNS and proxy, and whatever a program expects, live on loopback alone.
 		"net.ipv4.ip_unprivileged_port_start": "0",
 	}

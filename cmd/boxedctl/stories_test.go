@@ -28,8 +28,13 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	os.Setenv("GORACE", noRaceSleep)
 	testscript.Main(m, map[string]func(){"boxedctl": main})
 }
+
+// noRaceSleep in GORACE keeps a program that was built with -race from sleeping
+// for a second before it ends; the stories run hundreds of them.
+const noRaceSleep = "atexit_sleep_ms=0"
 
 // live is the node that the stories run against instead of a fake one.
 func live() (endpoint, key string, ok bool) {
@@ -70,6 +75,7 @@ func setUp(env *testscript.Env) error {
 	endpoint, key, isLive := live()
 	env.Setenv("NAME", "story-"+boxed.NewToken(8))
 	env.Setenv("HOME", env.WorkDir+"/home")
+	env.Setenv("GORACE", noRaceSleep)
 	env.Setenv("PYENV_ROOT", os.Getenv("PYENV_ROOT"))
 	if !isLive {
 		dir, err := os.MkdirTemp("", "boxedctl-fake-")
@@ -109,7 +115,7 @@ func removeAll(env *testscript.Env, endpoint, key string) {
 }
 
 // passedOn are the variables that commands of this file pass to programs.
-var passedOn = []string{"HOME", "PATH", "BOXED_ENDPOINT", "BOXED_API_KEY", "NAME"}
+var passedOn = []string{"HOME", "PATH", "BOXED_ENDPOINT", "BOXED_API_KEY", "NAME", "GORACE"}
 
 // silentStdin runs a command whose stdin is a pipe that stays open and silent.
 func silentStdin(ts *testscript.TestScript, neg bool, args []string) {

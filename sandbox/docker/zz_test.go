@@ -19,21 +19,21 @@ func avail() string {
 func TestZZ(t *testing.T) {
 	d := newDriver(t)
 	img := empty(t, d)
-	for _, sys := range []string{"4096 32768 131072|4096 16384 131072", "4096 16384 65536|4096 16384 65536", "4096 16384 131072|4096 8192 131072", "4096 16384 131072|4096 4096 131072"} {
 		g := start(t, d, img, func(b *sandbox.Box) { b.Limits.MemoryBytes = 256<<20; b.Limits.OpenFiles = 4096; b.Limits.CPUs=2 })
-		kind := "tcp"
-		out, err := exec.Command("nsenter", "-t", d.Proc(g.id)[6:], "-n", "sysctl", "-w", "net.ipv4.tcp_wmem="+strings.Split(sys,"|")[1], "net.ipv4.tcp_rmem="+strings.Split(sys,"|")[0]).CombinedOutput()
-		t.Logf("%s %v", out, err)
-		a := avail()
-		ss0, _ := os.ReadFile("/proc/self/net/sockstat")
-		g.conn.Write([]byte(`{"uid":234567,"argv":["self","hoard","`+kind+`","stay"],"many":25}`+"\n"))
-		time.Sleep(15*time.Second)
-		s, _ := d.Stats(t.Context(), g.id)
+		g.conn.Write([]byte(`{"uid":234567,"argv":["self","orphan","3000"],"many":10}`+"\n"))
+		for range 5 {
+		time.Sleep(5*time.Second)
 		r, _ := d.CgroupRead(g.id, "memory", "memory.kmem.tcp.usage_in_bytes")
 		ss1, _ := os.ReadFile(d.Proc(g.id)+"/net/sockstat")
-		t.Logf("%s: %s -> %s; cgroup %d MiB, tcpmem %s\n%s\n%s", kind, a, avail(), s.MemoryBytes>>20, r, ss0, ss1)
+		s, _ := d.Stats(t.Context(), g.id)
+		t.Logf("%s %d %s", r, s.MemoryBytes>>20, ss1)
+		}
 		d.Remove(t.Context(), g.id)
-		time.Sleep(time.Second)
-	}
+		for range 5 {
+		time.Sleep(2*time.Second)
+		ss1, _ := os.ReadFile("/proc/self/net/sockstat")
+		t.Logf("after %s", ss1)
+		}
 	_ = boxed.MiB
+	_ = exec.Command
 }

@@ -31,6 +31,7 @@ var probes = map[string]func(args []string){
 	"eat":    eat,
 	"hoard":  hoard,
 	"ptrace": ptrace,
+	"orphan": orphan,
 	"listen": listen,
 	"host":   func([]string) { name, err := os.Hostname(); fmt.Println(name, errText(err)) },
 }
@@ -200,6 +201,33 @@ func hoard(args []string) {
 		os.Stdout.Close()
 		time.Sleep(time.Hour)
 	}
+}
+
+// orphan fills connections that nobody has accepted and closes them, so that
+// their data stays without a descriptor, and says how many there are.
+func orphan(args []string) {
+	var n int
+	var held []net.Listener
+	for n < int(number(args[0])) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			break
+		}
+		held = append(held, l)
+		for range 1000 {
+			c, err := net.DialTimeout("tcp", l.Addr().String(), 100*time.Millisecond)
+			if err != nil {
+				break
+			}
+			stuff(c)
+			c.Close()
+			n++
+		}
+	}
+	fmt.Println(n)
+	os.Stdout.Close()
+	time.Sleep(time.Hour)
+	runtime.KeepAlive(held)
 }
 
 // pair connects two sockets.
