@@ -37,6 +37,7 @@ var rooms = map[string][]string{
 	"api/client":          {".", "internal/frame"},
 	"cmd/boxed-node":      {"*"},
 	"cmd/boxedctl":        {".", "api/client", "internal/table"},
+	"e2e":                 {},
 	"bench":               {".", "api/client"},
 }
 

@@ -415,7 +415,7 @@ func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, er
 	if err != nil {
 		return nil, nil, err
 	}
-	stop = context.AfterFunc(ctx, func() { conn.Close() })
+	stop = context.AfterFunc(ctx, func() { breakOff(conn) })
 	if err = writeMessage(conn, Request{Op: op, Args: raw}); err == nil {
 		err = readResponse(conn, out)
 	}
@@ -425,6 +425,14 @@ func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, er
 	stop()
 	conn.Close()
 	return nil, nil, h.linkError(ctx, err)
+}
+
+// breakOff closes a stream and ends what reads it. Closing alone does not: a
+// stream of the multiplexer that this side has closed still waits for what the
+// guest sends, and a guest that is frozen or hostile sends nothing.
+func breakOff(conn net.Conn) {
+	conn.SetDeadline(time.Unix(1, 0))
+	conn.Close()
 }
 
 // linkError tells a guest's answer from a broken link.

@@ -169,7 +169,7 @@ type follower struct {
 func (f *follower) use(conn net.Conn) {
 	f.conn.Store(&conn)
 	if f.closed.Load() {
-		conn.Close()
+		breakOff(conn)
 		return
 	}
 	if !f.stdinDone && !f.feeding {
@@ -188,7 +188,7 @@ func (f *follower) refuseStdin() {
 func (f *follower) close() {
 	f.closed.Store(true)
 	if conn := f.conn.Load(); conn != nil {
-		(*conn).Close()
+		breakOff(*conn)
 	}
 }
 

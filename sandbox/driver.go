@@ -123,8 +123,12 @@ type Status struct {
 	OOMKilled   bool
 	ExitCode    int
 	PID         int // of the agent, on the host; 0 when not running
-	CreatedAt   time.Time
-	StartedAt   time.Time
+	// Sockets counts its TCP sockets, those in a queue of connections to be
+	// accepted and those that are closed but not empty included; 0 where that
+	// cannot be seen. One above [MaxSockets] must be ended.
+	Sockets   int
+	CreatedAt time.Time
+	StartedAt time.Time
 }
 
 // Info describes an engine.

@@ -30,6 +30,9 @@ func (m *Manager) SetBootID(id string) { m.bootID = id }
 // a restart.
 func (m *Manager) SetOrphanGrace(d time.Duration) { m.orphanGrace = d }
 
+// SetLookPause shortens the time between looks at the engine while recovering.
+func (m *Manager) SetLookPause(d time.Duration) { m.lookPause = d }
+
 // UIDsInUse is how many uids are neither free nor resting.
 func (m *Manager) UIDsInUse() (n int) {
 	m.mu.Lock()

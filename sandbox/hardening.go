@@ -99,6 +99,8 @@ func Sysctls() map[string]string {
 		// 5 against 1.8 GB/s.
 		"net.ipv4.tcp_rmem": "4096 16384 131072",
 		"net.ipv4.tcp_wmem": "4096 8192 131072",
+		// Closed connections that are remembered, 250 bytes each that are charged to nobody.
+		"net.ipv4.tcp_max_tw_buckets": "4096",
 		// Any port may be bound: the agent's DNS and proxy, and whatever a program expects, live on loopback alone.
 		"net.ipv4.ip_unprivileged_port_start": "0",
 	}
@@ -110,6 +112,13 @@ func Sysctls() map[string]string {
 func LoopbackBytes(l boxed.Limits) int64 {
 	return min(max(l.MemoryBytes/8, 8*boxed.MiB), 64*boxed.MiB)
 }
+
+// MaxSockets is how many TCP sockets a sandbox may have, Status.Sockets. Linux
+// charges a connection and what it holds, up to 18 KiB, when it is accepted;
+// until then nobody pays, whatever the cgroup's version, and a program that
+// accepts nothing can pile up several hundred a second until the whole host has
+// no memory left for TCP. No limit of the kernel's holds that, so it is counted.
+const MaxSockets = 8192
 
 // Ulimit is one resource limit, soft and hard alike.
 type Ulimit struct {

@@ -60,6 +60,7 @@ const (
 	orphanGrace  = 60 * time.Second // an attached exec waits so long for its client after a restart
 	sweepEvery   = time.Second
 	lookEvery    = 5 * time.Second  // at the engine, for containers that ended unseen
+	lookPause    = time.Second      // between looks at the engine while recovering
 	missingLooks = 3                // looks in a row before a container counts as vanished
 	stepLimit    = 60 * time.Second // for one step of create or destroy
 	linkLook     = time.Second      // between looks whether a container that does not connect still runs
@@ -72,8 +73,9 @@ type Manager struct {
 	log    *slog.Logger
 	bootID string
 	work   sync.WaitGroup // destroys and other work that outlives a call
-	// orphanGrace is the constant; tests shorten it.
+	// These two are the constants of their names; tests shorten them.
 	orphanGrace time.Duration
+	lookPause   time.Duration
 	stop        chan struct{} // closed by detach
 
 	mu        sync.Mutex
@@ -123,7 +125,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, log: cfg.Log, bootID: strings.TrimSpace(string(boot)),
 		boxes: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
-		stop: make(chan struct{}), orphanGrace: orphanGrace,
+		stop: make(chan struct{}), orphanGrace: orphanGrace, lookPause: lookPause,
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}

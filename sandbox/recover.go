@@ -68,7 +68,7 @@ func (m *Manager) firstLook(ctx context.Context) (map[string]Status, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(time.Second):
+		case <-time.After(m.lookPause):
 		}
 	}
 }

@@ -115,6 +115,7 @@ func (r *rig) make() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	m.SetLookPause(10 * time.Millisecond)
 	r.Manager, r.ended = m, nil
 }
 

@@ -11,6 +11,7 @@ import (
 const (
 	errnoEPERM           = 1
 	errnoENOSYS          = 38
+	errnoENOPROTOOPT     = 92
 	errnoEPROTONOSUPPORT = 93
 	errnoEAFNOSUPPORT    = 97
 )

@@ -18,7 +18,15 @@ const (
 	protoMPTCP  = 262
 
 	netlinkRoute = 0
+
+	solSocket  = 1
+	soSndbuf   = 7
+	soRcvbuf   = 8
+	soRcvlowat = 18
 )
+
+// low32 is the mask of a condition that looks at an int, as the kernel does.
+const low32 = 0xffffffff
 
 // ipcCalls connect processes.
 func ipcCalls() []group {
@@ -41,9 +49,16 @@ func ipcCalls() []group {
 			Name:   "using sockets",
 			Reason: "whatever the socket is, making it was the question",
 			Names: []string{
-				"bind", "connect", "listen", "accept", "accept4", "getsockname", "getpeername", "getsockopt", "setsockopt",
+				"bind", "connect", "listen", "accept", "accept4", "getsockname", "getpeername", "getsockopt",
 				"shutdown", "sendto", "sendmsg", "sendmmsg", "recvfrom", "recvmsg", "recvmmsg",
 			},
+		},
+		{
+			Name: "socket options",
+			Reason: "all but those that size buffers: what waits in a connection that nobody has accepted is charged to nobody, " +
+				"so its size must stay the sysctls'",
+			Names: []string{"setsockopt"},
+			Match: optionMatches(),
 		},
 		{
 			Name:   "futexes",
@@ -87,6 +102,21 @@ func socketMatches() [][]arg {
 		})
 	}
 	return out
+}
+
+// optionMatches are the socket options that may be set: those of another level,
+// and of level SOL_SOCKET all but three.
+func optionMatches() [][]arg {
+	out := except32(1, solSocket)
+	for _, match := range except32(2, soSndbuf, soRcvbuf, soRcvlowat) {
+		out = append(out, append([]arg{{Index: 1, Value: low32, ValueTwo: solSocket, Op: opMasked}}, match...))
+	}
+	return out
+}
+
+// option is one option of level SOL_SOCKET.
+func option(name uint64) []arg {
+	return []arg{{Index: 1, Value: low32, ValueTwo: solSocket, Op: opMasked}, {Index: 2, Value: low32, ValueTwo: name, Op: opMasked}}
 }
 
 // answerGroups are calls that are not made but answered, other than by EPERM.
@@ -166,7 +196,7 @@ func absentGroups() []group {
 	return groups
 }
 
-// socketAnswers are the errnos of a kernel that lacks the family or protocol.
+// socketAnswers are those of a kernel that lacks the option, family or protocol.
 func socketAnswers() []group {
 	families := [][]arg{{{Index: 0, Value: afNetlink, Op: opAbove}}}
 	for f := uint64(0); f < afNetlink; f++ {
@@ -175,6 +205,17 @@ func socketAnswers() []group {
 		}
 	}
 	return []group{
+		{
+			Name: "buffer sizes",
+			Reason: "answered with success and not done: the kernel itself sets less than what is asked for without a word, " +
+				"and programs that need the size read it back",
+			Errno: 0, Names: []string{"setsockopt"}, Match: [][]arg{option(soSndbuf), option(soRcvbuf)},
+		},
+		{
+			Name:   "low-water mark",
+			Reason: "it raises the receive buffer as well; programs do without, as on other systems",
+			Errno:  errnoENOPROTOOPT, Names: []string{"setsockopt"}, Match: [][]arg{option(soRcvlowat)},
+		},
 		{
 			Name:   "multipath TCP",
 			Reason: "Go's listeners ask for it by default, and only this errno makes them fall back to TCP",

@@ -115,7 +115,7 @@ func TestSeccompGroupsHaveReasons(t *testing.T) {
 			t.Errorf("%q: reason %q, %d names", g.Name, g.Reason, len(g.Names))
 		}
 		for _, name := range append(slices.Clone(g.Names), g.Legacy...) {
-			if other := seen[name]; other != "" && name != "socket" { // the one call that has several answers
+			if other := seen[name]; other != "" && name != "socket" && name != "setsockopt" { // those that have several answers
 				t.Errorf("%s is in %q and in %q", name, other, g.Name)
 			}
 			seen[name] = g.Name
@@ -198,6 +198,13 @@ func TestSeccompDecides(t *testing.T) {
 		{"socket", [6]uint64{2, 5, 132}, 1},
 		{"socket", [6]uint64{2, 3, 1}, 1},
 		{"socketpair", [6]uint64{1, 1, 0}, "allow"},
+		{"setsockopt", [6]uint64{3, 1, 2}, "allow"}, // SO_REUSEADDR
+		{"setsockopt", [6]uint64{3, 6, 7}, "allow"}, // of TCP
+		{"setsockopt", [6]uint64{3, 41, 18}, "allow"},
+		{"setsockopt", [6]uint64{3, 1, 7}, 0},
+		{"setsockopt", [6]uint64{3, 1, 8}, 0},
+		{"setsockopt", [6]uint64{3, 1 | garbage, 8 | garbage}, 0},
+		{"setsockopt", [6]uint64{3, 1, 18}, 92},
 		{"socketpair", [6]uint64{40, 1, 0}, 1},
 	}
 	for _, arch := range []string{"amd64", "arm64"} {

@@ -58,7 +58,7 @@ type sandbox struct {
 	broken chan error
 }
 
-func start(t *testing.T) *sandbox {
+func start(t testing.TB) *sandbox {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the agent is PID 1 of namespaces that the test makes")
@@ -87,7 +87,7 @@ func start(t *testing.T) *sandbox {
 	return s
 }
 
-func (s *sandbox) listen(t *testing.T, known bool) {
+func (s *sandbox) listen(t testing.TB, known bool) {
 	t.Helper()
 	host, err := agent.Listen(agent.HostConfig{
 		Dir: s.dir, Socket: "agent.sock", Secret: s.secret, Known: known,

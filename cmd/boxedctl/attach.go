@@ -50,6 +50,8 @@ type attachment struct {
 	restore func()        // of the terminal
 	raw     sync.Mutex    // guards restore
 
+	watchers sync.WaitGroup // of the window's size
+
 	asked int // ending signals so far; only the interrupts' goroutine uses it
 }
 
@@ -76,6 +78,7 @@ func (a *app) attach(parent context.Context, in *interrupts, s streams, exec fun
 	}
 	done := make(chan result, 1)
 	watching, stopWatching := context.WithCancel(ctx)
+	defer at.watchers.Wait()
 	defer stopWatching()
 	go func() { // ends with exec; when forced we leave it behind and exit
 		st, err := exec(ctx, at.request(watching))
@@ -128,7 +131,7 @@ func (at *attachment) onStart(ctx context.Context) func(boxed.ExecID) {
 			}
 			enableEscapes(at.a.stdout) // a console that cannot shows them as they are
 			if window, ok := at.window(); ok {
-				go watchSize(ctx, window, at.sizes)
+				at.watchers.Go(func() { watchSize(ctx, window, at.sizes) })
 			}
 		}
 		close(at.started)

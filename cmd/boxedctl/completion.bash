@@ -8,6 +8,7 @@ _boxedctl() {
 		unset "words[${#words[@]}-2]"
 		words=("${words[@]}")
 	fi
+	# shellcheck disable=SC2207 # no mapfile in the bash of macOS; words are one a line
 	COMPREPLY=($("${COMP_WORDS[0]}" __complete "${words[@]}" 2>/dev/null))
 }
 complete -o default -F _boxedctl boxedctl

@@ -153,7 +153,7 @@ func parsePin(s string) (string, error) {
 	hex := strings.ToLower(strings.ReplaceAll(s, ":", ""))
 	hex = strings.TrimPrefix(hex, "sha256")
 	if len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
-		return "", usagef("%q is not the SHA-256 of a certificate", s).hint("it has 64 hexadecimal digits; the node prints it when it starts")
+		return "", usagef("%q is not the SHA-256 of a certificate", s).hint("it has 64 hexadecimal digits; `boxed-node fingerprint` prints it on the node's host")
 	}
 	return hex, nil
 }

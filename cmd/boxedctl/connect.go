@@ -16,6 +16,8 @@ type service interface {
 	boxed.Admin
 	// Run is an exec as one call, its output collected within bounds.
 	Run(ctx context.Context, id boxed.ID, req boxed.ExecRequest) (*client.ExecResult, error)
+	// Version needs no key.
+	Version(ctx context.Context) (string, error)
 }
 
 var _ service = (*client.Client)(nil)

@@ -122,7 +122,7 @@ func (a *app) checkNode(ctx context.Context) []check {
 		ready.Result, ready.Detail, ready.Remedy = resultWarning, "it is draining", "it takes no new sandboxes until it is started again"
 	}
 	checks = append(checks, ready)
-	if ours, theirs := versionText(), n.Version; theirs != "" && ours != theirs {
+	if ours, theirs := versionText(), n.Version; theirs != "" && ours != "dev" && ours != theirs {
 		checks = append(checks, check{
 			Name: "version", Title: "boxedctl and the node are of one version", Result: resultWarning,
 			Detail: ours + " here, " + theirs + " there", Remedy: "make build && make up, or install the same release on both",

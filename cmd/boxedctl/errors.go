@@ -107,7 +107,7 @@ func nextStep(err error) string {
 	errors.As(err, &e)
 	var cert *tls.CertificateVerificationError
 	if errors.As(err, &cert) && len(cert.UnverifiedCertificates) > 0 {
-		return fmt.Sprintf("if this is what the node printed when it started, trust it: --pin %x", sha256.Sum256(cert.UnverifiedCertificates[0].Raw))
+		return fmt.Sprintf("if this is what `boxed-node fingerprint` prints on the node's host, trust it: --pin %x", sha256.Sum256(cert.UnverifiedCertificates[0].Raw))
 	}
 	switch boxed.CodeOf(err) {
 	case boxed.CodeUnauthenticated:

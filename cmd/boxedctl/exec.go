@@ -29,7 +29,7 @@ func (a *app) cmdExec() *cli.Command {
 				"boxedctl exec build -c 'import sys; print(sys.version)'",
 			),
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "interactive", Aliases: []string{"i"}, Usage: "pass stdin to the program; without it has none"},
+			&cli.BoolFlag{Name: "interactive", Aliases: []string{"i"}, Usage: "pass stdin to the program, which has none otherwise"},
 			&cli.BoolFlag{Name: "tty", Aliases: []string{"t"}, Usage: "run it on a terminal"},
 			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "print the exec's ID and leave it running"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set `K=V`; K alone takes it from your environment; may be repeated"},

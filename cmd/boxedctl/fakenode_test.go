@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux
 
 package main
 
@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -69,16 +68,6 @@ func startFake(dir string, onEnd func(func())) (endpoint string, err error) {
 		n.close()
 	})
 	return hs.URL, nil
-}
-
-// serveFake is startFake for a test.
-func serveFake(t *testing.T) string {
-	t.Helper()
-	endpoint, err := startFake(t.TempDir(), t.Cleanup)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return endpoint
 }
 
 type fakeKeys struct{}

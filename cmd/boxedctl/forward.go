@@ -134,14 +134,25 @@ func pipe(ctx context.Context, svc service, id boxed.ID, port uint16, local net.
 	defer remote.Close()
 	defer context.AfterFunc(ctx, func() { local.Close(); remote.Close() })()
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, _ = io.Copy(remote, local) // either side may break: the other one is told by closing
-		closeWrite(remote)
-	})
-	_, _ = io.Copy(local, remote)
-	closeWrite(local)
+	wg.Go(func() { oneWay(remote, local) })
+	oneWay(local, remote)
 	wg.Wait()
 	return nil
+}
+
+// oneWay copies until from has ended, and tells to in the same way: an end by
+// an end, a break by a break, so that half an answer does not look whole.
+func oneWay(to, from net.Conn) {
+	if _, err := io.Copy(to, from); err == nil {
+		closeWrite(to)
+		return
+	}
+	for _, c := range []net.Conn{to, from} {
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+		}
+		_ = c.Close()
+	}
 }
 
 // closeWrite says that no more bytes will come, while others still may.

@@ -171,7 +171,11 @@ func (a *app) cmdFsRm() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return svc.Remove(c.Context, id, p, c.Bool("recursive"))
+			err = svc.Remove(c.Context, id, p, c.Bool("recursive"))
+			if boxed.CodeOf(err) == boxed.CodeConflict && !c.Bool("recursive") {
+				return (&problem{err: err}).hint("-r removes a directory with all that is in it")
+			}
+			return err
 		},
 	}
 }

@@ -56,7 +56,11 @@ func nodeFields(n *boxed.NodeInfo) *table.Table {
 	t.Row("Engine:", n.Engine)
 	t.Row("Cgroup:", fmt.Sprintf("v%d", n.Cgroup))
 	t.Row("Runtimes:", strings.Join(n.Runtimes, ", ")+" (default: "+firstOf(n.Default, "none")+")")
-	t.Row("Sandboxes:", fmt.Sprintf("%d of %d", n.Sandboxes, n.Capacity.Sandboxes))
+	count := fmt.Sprint(n.Sandboxes)
+	if n.Capacity.Sandboxes > 0 {
+		count += fmt.Sprintf(" of %d", n.Capacity.Sandboxes)
+	}
+	t.Row("Sandboxes:", count)
 	t.Row("Memory:", table.Size(n.Used.MemoryBytes)+" promised of "+table.Size(n.Capacity.MemoryBytes))
 	t.Row("Cores:", fmt.Sprintf("%g promised of %g", n.Used.CPUs, n.Capacity.CPUs))
 	for _, tp := range n.Templates {
@@ -160,13 +164,13 @@ func (a *app) cmdVersion() *cli.Command {
 				ctx, cancel := context.WithTimeout(c.Context, 5*time.Second)
 				defer cancel()
 				svc, err := a.connect()
-				var n *boxed.NodeInfo
+				var server string
 				if err == nil {
-					n, err = svc.NodeInfo(ctx)
+					server, err = svc.Version(ctx)
 				}
 				if err == nil {
-					out["server"] = n.Version
-					t.Row("boxed-node:", n.Version+" on "+firstOf(n.Name, string(n.ID)))
+					out["server"] = server
+					t.Row("boxed-node:", server)
 				} else {
 					out["server_error"] = message(err)
 					t.Row("boxed-node:", "no answer: "+message(err))

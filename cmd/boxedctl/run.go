@@ -43,7 +43,7 @@ func (a *app) cmdRun() *cli.Command {
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "code", Aliases: []string{"c"}, Usage: "the program is `CODE`"},
 			langFlag(),
-			&cli.BoolFlag{Name: "interactive", Aliases: []string{"i"}, Usage: "pass stdin to the program; without it has none"},
+			&cli.BoolFlag{Name: "interactive", Aliases: []string{"i"}, Usage: "pass stdin to the program, which has none otherwise"},
 			&cli.BoolFlag{Name: "tty", Aliases: []string{"t"}, Usage: "run it on a terminal"},
 			timeoutFlag(),
 			&cli.StringFlag{Name: "output-limit", Usage: "end it when it wrote more than `SIZE`"},

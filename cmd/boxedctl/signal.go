@@ -27,7 +27,11 @@ type interrupts struct {
 // ending boxedctl: a sandbox may have to be destroyed first.
 func catchInterrupts() *interrupts {
 	in := &interrupts{ch: make(chan os.Signal, 8), done: make(chan struct{})}
-	signal.Notify(in.ch, endingSignals...)
+	for _, s := range endingSignals {
+		if !signal.Ignored(s) { // nohup and the like mean it
+			signal.Notify(in.ch, s)
+		}
+	}
 	ignorePipe()
 	in.wg.Go(func() {
 		for {

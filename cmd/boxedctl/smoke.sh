@@ -62,7 +62,7 @@ for path in /var/run/docker.sock /run/docker.sock /run/containerd/containerd.soc
 done
 verdict engine_socket "$bad" "no socket of the host's services is there"
 
-bad= number=0
+bad='' number=0
 while IFS=": " read -r name rest; do
 	number=$((number + 1))
 	[ $number -le 2 ] && continue
@@ -121,7 +121,10 @@ if command -v getent >/dev/null; then
 	case $value in '' | 127.* | ::1*) report names ok "names do not resolve to addresses outside" ;; *) report names failed "example.com is $value" ;; esac
 fi
 
-files=$(ulimit -Hn) bad=
+files=unlimited bad=''
+while read -r first second third _ hard _; do
+	[ "$first $second $third" = "Max open files" ] && files=$hard
+done </proc/self/limits
 [ "$files" = unlimited ] && bad="the number of open files has no limit"
 [ "$files" != unlimited ] && [ "${SMOKE_FILES:-0}" -gt 0 ] && [ "$files" -gt "${SMOKE_FILES:-0}" ] && bad="open files are limited to $files, not $SMOKE_FILES"
 verdict limits "$bad" "$files open files"

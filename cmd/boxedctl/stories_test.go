@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux
 
 package main
 
@@ -40,6 +40,19 @@ const noRaceSleep = "atexit_sleep_ms=0"
 func live() (endpoint, key string, ok bool) {
 	endpoint, key = os.Getenv("BOXED_TEST_ENDPOINT"), os.Getenv("BOXED_TEST_API_KEY")
 	return endpoint, key, endpoint != "" && key != ""
+}
+
+// testNode is the live node, or else a fake one that ends with the test.
+func testNode(t *testing.T) (endpoint, key string) {
+	t.Helper()
+	if endpoint, key, ok := live(); ok {
+		return endpoint, key
+	}
+	endpoint, err := startFake(t.TempDir(), t.Cleanup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return endpoint, fakeUserKey
 }
 
 // TestStories runs testdata/*.txtar against the real program and a fake node,

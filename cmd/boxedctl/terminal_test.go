@@ -15,6 +15,8 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"github.com/boxed-mesh/boxed"
 )
 
 // terminal is boxedctl on a pseudo-terminal.
@@ -31,7 +33,7 @@ type terminal struct {
 }
 
 // onTerminal starts boxedctl on a terminal of 100 columns and 30 rows.
-func onTerminal(t *testing.T, endpoint string, args ...string) *terminal {
+func onTerminal(t *testing.T, endpoint, key string, args ...string) *terminal {
 	t.Helper()
 	master, slave, err := pty.Open()
 	if err != nil {
@@ -42,7 +44,7 @@ func onTerminal(t *testing.T, endpoint string, args ...string) *terminal {
 	tm.resize(100, 30)
 	tm.before = tm.modes()
 	tm.cmd = exec.Command(os.Args[0], args...)
-	tm.cmd.Env = append(os.Environ(), asProgram+"=1", "BOXED_ENDPOINT="+endpoint, "BOXED_API_KEY="+fakeUserKey, "HOME="+t.TempDir(), "TERM=xterm")
+	tm.cmd.Env = append(os.Environ(), asProgram+"=1", "BOXED_ENDPOINT="+endpoint, "BOXED_API_KEY="+key, "HOME="+t.TempDir(), "TERM=xterm")
 	tm.cmd.Stdin, tm.cmd.Stdout, tm.cmd.Stderr = slave, slave, slave
 	tm.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := tm.cmd.Start(); err != nil {
@@ -128,21 +130,34 @@ func (tm *terminal) ends(status int) {
 	}
 }
 
-func makeBox(t *testing.T, endpoint, name string) {
+// makeBox makes a sandbox that is destroyed after the test.
+func makeBox(t *testing.T, endpoint, key string) (name string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "create", "--name", name)
-	cmd.Env = append(os.Environ(), asProgram+"=1", "BOXED_ENDPOINT="+endpoint, "BOXED_API_KEY="+fakeUserKey, "HOME="+t.TempDir())
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	name = "terminal-" + boxed.NewToken(8)
+	home := t.TempDir()
+	for _, args := range [][]string{{"create", "--name", name}, {"rm", "-f", name}} {
+		do := func() {
+			cmd := exec.Command(os.Args[0], args...)
+			cmd.Env = append(os.Environ(), asProgram+"=1", "BOXED_ENDPOINT="+endpoint, "BOXED_API_KEY="+key, "HOME="+home)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Logf("%v: %v: %s", args, err, out)
+			}
+		}
+		if args[0] == "create" {
+			do()
+		} else {
+			t.Cleanup(do)
+		}
 	}
+	return name
 }
 
 // P1, P2: the size is there from the start and follows the window; keys reach
 // the program, Ctrl-C too; its status comes back and the terminal is restored.
 func TestTerminalIsTheProgramsOwn(t *testing.T) {
-	endpoint := serveFake(t)
-	makeBox(t, endpoint, "box")
-	tm := onTerminal(t, endpoint, "exec", "-it", "box", "bash", "--norc", "--noprofile")
+	endpoint, key := testNode(t)
+	box := makeBox(t, endpoint, key)
+	tm := onTerminal(t, endpoint, key, "exec", "-it", box, "bash", "--norc", "--noprofile")
 	tm.typed("echo ready-$((1+1)); stty size\r")
 	tm.sees(`ready-2\r\n30 100\r\n`)
 	tm.resize(90, 20)
@@ -160,9 +175,9 @@ func TestTerminalIsTheProgramsOwn(t *testing.T) {
 
 // However boxedctl ends, the terminal is given back.
 func TestTerminalIsRestoredAfterASignal(t *testing.T) {
-	endpoint := serveFake(t)
-	makeBox(t, endpoint, "box")
-	tm := onTerminal(t, endpoint, "exec", "-it", "box", "bash", "-c", "trap '' TERM HUP; echo ready; sleep 100")
+	endpoint, key := testNode(t)
+	box := makeBox(t, endpoint, key)
+	tm := onTerminal(t, endpoint, key, "exec", "-it", box, "bash", "-c", "trap '' TERM HUP; echo ready; sleep 100")
 	tm.sees(`ready\r\n`)
 	if tm.modes() == tm.before {
 		t.Error("the terminal is not raw while the program has it")
@@ -180,8 +195,8 @@ func TestTerminalIsRestoredWhenTheNodeGoesAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	makeBox(t, endpoint, "box")
-	tm := onTerminal(t, endpoint, "exec", "-it", "box", "bash", "-c", "echo ready; sleep 100")
+	box := makeBox(t, endpoint, fakeUserKey)
+	tm := onTerminal(t, endpoint, fakeUserKey, "exec", "-it", box, "bash", "-c", "echo ready; sleep 100")
 	tm.sees(`ready\r\n`)
 	for _, f := range stop {
 		f()
@@ -192,27 +207,27 @@ func TestTerminalIsRestoredWhenTheNodeGoesAway(t *testing.T) {
 
 // X20: bash if there is one. A terminal on both sides makes it interactive.
 func TestShellAndReplAreInteractive(t *testing.T) {
-	endpoint := serveFake(t)
-	makeBox(t, endpoint, "box")
-	tm := onTerminal(t, endpoint, "shell", "box")
+	endpoint, key := testNode(t)
+	box := makeBox(t, endpoint, key)
+	tm := onTerminal(t, endpoint, key, "shell", box)
 	tm.typed("echo shell=$BASH_VERSION flags=$-\r")
 	tm.sees(`shell=\d.*flags=\w*i`)
 	tm.typed("\x04")
 	tm.ends(0)
 
-	tm = onTerminal(t, endpoint, "repl", "box", "--lang", "bash")
+	tm = onTerminal(t, endpoint, key, "repl", box, "--lang", "bash")
 	tm.typed("echo $((40+2)); exit 4\r")
 	tm.sees(`42\r\n`)
 	tm.ends(4)
 }
 
 func TestColoursAndWidthOnATerminal(t *testing.T) {
-	endpoint := serveFake(t)
-	makeBox(t, endpoint, "a-name-that-is-as-long-as-a-name-may-be")
-	tm := onTerminal(t, endpoint, "ls")
+	endpoint, key := testNode(t)
+	makeBox(t, endpoint, key)
+	tm := onTerminal(t, endpoint, key, "ls")
 	tm.sees("\x1b\\[32mrunning\x1b\\[0m")
 	tm.ends(0)
-	tm = onTerminal(t, endpoint, "ls", "--no-color")
+	tm = onTerminal(t, endpoint, key, "ls", "--no-color")
 	tm.ends(0)
 	time.Sleep(50 * time.Millisecond)
 	tm.mu.Lock()

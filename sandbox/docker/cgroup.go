@@ -243,7 +243,8 @@ func (c cgroup) isFrozen() (bool, error) {
 	return state == "FROZEN", err
 }
 
-// stats reads usage. Memory is without the page cache that can be dropped.
+// stats reads usage. Memory is without the page cache that can be dropped, and
+// with the socket buffers that version 1 counts apart.
 func (c cgroup) stats() (boxed.Stats, error) {
 	s := boxed.Stats{At: time.Now()}
 	usage, limit, cache, oom := "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "memory.oom_control"
@@ -256,6 +257,9 @@ func (c cgroup) stats() (boxed.Stats, error) {
 	inactive, err := c.keyed("memory", "memory.stat", cache)
 	errs[2] = err
 	s.MemoryBytes = max(0, s.MemoryBytes-inactive)
+	if buffers, err := c.number("memory", "memory.kmem.tcp.usage_in_bytes"); err == nil && !c.v2 {
+		s.MemoryBytes += buffers
+	}
 	s.OOMKills, errs[3] = c.keyed("memory", oom, "oom_kill")
 	s.Processes, errs[4] = c.number("pids", "pids.current")
 	if c.v2 {

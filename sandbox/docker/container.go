@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -183,12 +185,36 @@ func (d *Driver) status(c container.InspectResponse) sandbox.Status {
 		OOMKilled:   c.State.OOMKilled,
 		ExitCode:    c.State.ExitCode,
 		PID:         c.State.Pid,
+		Sockets:     d.sockets(c),
 	}
 	s.CreatedAt, _ = time.Parse(time.RFC3339Nano, c.Created) // the engine's own form; zero if it ever changes
 	if at, err := time.Parse(time.RFC3339Nano, c.State.StartedAt); err == nil && at.Year() > 1 {
 		s.StartedAt = at
 	}
 	return s
+}
+
+// sockets counts the TCP sockets of a container's network namespace, if that is
+// this kernel's.
+func (d *Driver) sockets(c container.InspectResponse) int {
+	d.mu.Lock()
+	e := d.engine
+	d.mu.Unlock()
+	if c.State.Pid == 0 || !d.local() || e == nil || !e.sharesKernel[c.HostConfig.Runtime] {
+		return 0
+	}
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(c.State.Pid) + "/net/sockstat")
+	if err != nil {
+		return 0 // it has just ended
+	}
+	for line := range strings.Lines(string(raw)) {
+		if rest, ok := strings.CutPrefix(line, "TCP: inuse "); ok {
+			count, _, _ := strings.Cut(rest, " ")
+			n, _ := strconv.Atoi(count) // the kernel's own number
+			return n
+		}
+	}
+	return 0
 }
 
 // List finds all containers whose label says that they are this node's.

@@ -226,20 +226,28 @@ func (s containerSpec) sysctls() map[string]string {
 }
 
 // pids is the limit of the container's cgroup. A runtime with a kernel of its
-// own runs threads of that kernel in it, about 25 when idle and up to two for
-// each of the user's, and running out kills the sandbox; there nproc, which its
-// kernel enforces, bounds the user.
+// own runs threads of that kernel in it: with runsc and ptrace 76 when idle and
+// 6 for each process of the user's. Running out of them kills the sandbox, so
+// there is room; nproc, which that kernel enforces, bounds the user.
 func (s containerSpec) pids() *int64 {
 	n := s.box.Limits.Processes + sandbox.AgentPIDs
 	if !s.sharesKernel {
-		n = 2*n + 256
+		n = 8*n + 256
 	}
 	return &n
 }
 
+// gvisorProcess is what one process costs in memory under a kernel of its own,
+// in bytes: 2.2 MiB with runsc and ptrace, and half as much again to spare.
+const gvisorProcess = 4 * boxed.MiB
+
 func (s containerSpec) ulimits() []*container.Ulimit {
+	l := s.box.Limits
+	if !s.sharesKernel { // or a fork bomb takes the memory limit, and with it the whole sandbox
+		l.Processes = max(16, min(l.Processes, l.MemoryBytes/gvisorProcess))
+	}
 	var out []*container.Ulimit
-	for _, u := range sandbox.Ulimits(s.box.Limits) {
+	for _, u := range sandbox.Ulimits(l) {
 		out = append(out, &container.Ulimit{Name: u.Name, Soft: u.Value, Hard: u.Value})
 	}
 	return out

@@ -128,6 +128,7 @@ type engine struct {
 	runtimes     map[string]bool
 	sharesKernel map[string]bool // by runtime: what it runs are processes of this kernel
 	runtime      string          // its default
+	signature    string          // changes when the runtimes may behave otherwise
 	problems     []string
 }
 

@@ -261,6 +261,15 @@ func (g *guest) accept() {
 	}
 }
 
+// send tells the first process something without waiting for what comes of it.
+func (g *guest) send(command map[string]any) {
+	g.t.Helper()
+	line, _ := json.Marshal(command)
+	if _, err := g.conn.Write(append(line, '\n')); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
 // reply is what a program inside did.
 type reply struct {
 	Out, Err, Signal string
@@ -270,10 +279,7 @@ type reply struct {
 // run runs argv inside as uid and returns when it has ended.
 func (g *guest) run(uid int, argv ...string) reply {
 	g.t.Helper()
-	line, _ := json.Marshal(map[string]any{"uid": uid, "argv": argv})
-	if _, err := g.conn.Write(append(line, '\n')); err != nil {
-		g.t.Fatal(err)
-	}
+	g.send(map[string]any{"uid": uid, "argv": argv})
 	raw, err := g.in.ReadBytes('\n')
 	if err != nil {
 		g.t.Fatal(err)

@@ -16,7 +16,7 @@ func (d *Driver) Forget(id string) { d.forget(id) }
 func (d *Driver) DataDir() string { return d.cfg.DataDir }
 
 // Numbers are limits as the kernel has them; 0 where it has none.
-type Numbers struct{ Swap, Quota, Loopback int64 }
+type Numbers struct{ Swap, Quota, Loopback, LoopbackPeak int64 }
 
 // CgroupNumbers reads a running container's limits.
 func (d *Driver) CgroupNumbers(id string) Numbers {
@@ -31,6 +31,7 @@ func (d *Driver) CgroupNumbers(id string) Numbers {
 	n.Swap, _ = c.number("memory", "memory.memsw.limit_in_bytes")
 	n.Quota, _ = c.number("cpu", "cpu.cfs_quota_us")
 	n.Loopback, _ = c.number("memory", "memory.kmem.tcp.limit_in_bytes")
+	n.LoopbackPeak, _ = c.number("memory", "memory.kmem.tcp.max_usage_in_bytes")
 	return n
 }
 

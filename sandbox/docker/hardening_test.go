@@ -216,13 +216,36 @@ func TestLimitsInForce(t *testing.T) {
 func TestLoopbackBuffersAreBounded(t *testing.T) {
 	d := newDriver(t)
 	g := start(t, d, empty(t, d))
-	out := g.user("hoard")
-	n, err := strconv.ParseInt(out, 10, 64)
-	if err != nil {
-		t.Fatalf("hoard: %s", out)
+	for _, kind := range []string{"tcp", "udp"} {
+		out := g.user("hoard", kind)
+		n, err := strconv.ParseInt(strings.Fields(out)[0], 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %s", kind, out)
+		}
+		if most := 2 * sandbox.LoopbackBytes(g.box.Limits); kind == "tcp" && n > most {
+			t.Errorf("held %d MiB in TCP buffers, want at most %d", n>>20, most>>20)
+		}
+		if used := g.d.CgroupNumbers(g.id).LoopbackPeak; used > 2*sandbox.LoopbackBytes(g.box.Limits) {
+			t.Errorf("the kernel counted %d MiB for %s", used>>20, kind)
+		}
 	}
-	if most := 2 * sandbox.LoopbackBytes(g.box.Limits); n > most {
-		t.Errorf("held %d MiB in loopback buffers, want at most %d", n>>20, most>>20)
+}
+
+// Case I4: the kernel charges a connection when it is accepted. What is not, and
+// has no descriptor either, must be seen from outside.
+func TestCountsSocketsThatNobodyPaysFor(t *testing.T) {
+	d := newDriver(t)
+	g := start(t, d, empty(t, d))
+	g.send(map[string]any{"uid": g.box.UID, "argv": []string{"self", "orphan", "500"}, "back": true})
+	eventually(t, "its sockets are counted", func() bool {
+		s, err := d.Status(t.Context(), g.id)
+		return err == nil && s.Sockets >= 500 && s.Sockets < sandbox.MaxSockets
+	})
+	// And their size stays what the sysctls say.
+	for call, want := range map[string]string{"bufsize:7": "ok 8192", "bufsize:8": "ok 16384", "bufsize:18": "ENOPROTOOPT"} {
+		if got := g.user("call", call); !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", call, got, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"path"
@@ -19,8 +20,9 @@ import (
 var aliases = []string{"io.containerd.runc.v2", "io.containerd.runc.v1", "io.containerd.runtime.v1.linux"}
 
 // Info describes the engine and which of its runtimes start a sandbox. The
-// engine is asked each time; a runtime is tried once, and one that failed again
-// after probeAgain. Errors: not_ready.
+// engine is asked each time, 5 ms. Its runtimes are tried once, a second each:
+// again only when the engine has changed, when [Driver.Probe] is called, or
+// every probeAgain while the default one does not work. Errors: not_ready.
 func (d *Driver) Info(ctx context.Context) (sandbox.Info, error) {
 	e, err := d.askFacts(ctx)
 	if err != nil {
@@ -77,10 +79,13 @@ func describe(info system.Info) *engine {
 	if info.CgroupVersion == "2" {
 		e.cgroup = 2
 	}
+	definitions := map[string]system.Runtime{}
 	for name, r := range info.Runtimes {
 		e.runtimes[name] = true
 		e.sharesKernel[name] = sharesKernel(name, r.Runtime)
+		definitions[name] = r.Runtime
 	}
+	e.signature = fmt.Sprint(e.version, e.cgroup, e.runtime, definitions) // fmt sorts maps
 	e.problems = engineProblems(info)
 	return e
 }

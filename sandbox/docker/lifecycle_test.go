@@ -148,10 +148,7 @@ func TestRemoveInEveryState(t *testing.T) {
 		},
 		"full of processes": func(t *testing.T) string {
 			g := start(t, d, img)
-			line := `{"uid":234567,"argv":["self","forks","stay"]}` + "\n"
-			if _, err := g.conn.Write([]byte(line)); err != nil {
-				t.Fatal(err)
-			}
+			g.send(map[string]any{"uid": g.box.UID, "argv": []string{"self", "forks", "stay"}, "back": true})
 			eventually(t, "it is full", func() bool {
 				s, err := d.Stats(t.Context(), g.id)
 				return err == nil && s.Processes > 50
@@ -178,9 +175,7 @@ func TestRemoveInEveryState(t *testing.T) {
 // end makes the first process end with a code.
 func (g *guest) end(code int) {
 	g.t.Helper()
-	if _, err := g.conn.Write([]byte(`{"exit":` + string(rune('0'+code)) + "}\n")); err != nil {
-		g.t.Fatal(err)
-	}
+	g.send(map[string]any{"exit": code})
 	eventually(g.t, "it ends", func() bool {
 		s, err := g.d.Status(g.t.Context(), g.id)
 		return err == nil && !s.Running

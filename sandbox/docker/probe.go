@@ -23,8 +23,8 @@ import (
 
 // Times of probing.
 const (
-	probeTimeout = 30 * time.Second // for one runtime, from create to the agent's first byte
-	probeAgain   = time.Minute      // before a runtime that failed is tried again
+	probeTimeout = 15 * time.Second // for one runtime, from create to the agent's first byte
+	probeAgain   = time.Minute      // before the default runtime is tried again after it failed
 )
 
 // noFileSteps are the open-files limits that are tried, highest first. Which
@@ -39,13 +39,13 @@ const probeUID = 65534
 
 // probes is what came of probing.
 type probes struct {
-	key      string          // of the engine that was probed
-	works    map[string]bool // by runtime
-	skipped  map[string]string
-	problems []string
-	noFile   int64 // 0: not known
-	failed   bool
-	at       time.Time
+	signature string          // of the engine that was probed
+	works     map[string]bool // by runtime
+	skipped   map[string]string
+	problems  []string
+	noFile    int64 // 0: not known
+	failed    bool  // nothing can be started by default, so it is tried again soon
+	at        time.Time
 }
 
 // probing lets one probe run at a time: the others find it done.
@@ -80,18 +80,17 @@ func (d *Driver) probed(ctx context.Context, e *engine) (*probes, error) {
 		return nil, err
 	}
 	defer d.probing.unlock()
-	key := fmt.Sprint(e.version, e.cgroup, slices.Sorted(maps.Keys(e.runtimes)), e.runtime)
 	d.mu.Lock()
 	p := d.probes
 	d.mu.Unlock()
-	if p != nil && p.key == key && (!p.failed || time.Since(p.at) < probeAgain) {
+	if p != nil && p.signature == e.signature && (!p.failed || time.Since(p.at) < probeAgain) {
 		return p, nil
 	}
 	fresh, err := d.probe(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	fresh.key, fresh.at = key, time.Now()
+	fresh.signature, fresh.at = e.signature, time.Now()
 	d.mu.Lock()
 	d.probes = fresh
 	d.mu.Unlock()
@@ -128,17 +127,29 @@ func (d *Driver) probe(ctx context.Context, e *engine) (*probes, error) {
 			if ctx.Err() != nil || errors.Is(err, boxed.CodeNotReady) {
 				return nil, err
 			}
-			p.failed = true
-			if cause := errors.Unwrap(err); cause != nil { // the runtime's own words: this is for operators
-				err = cause
-			}
-			p.skipped[name] = oneLine(err)
-			d.log.WarnContext(ctx, "runtime does not start a sandbox", "runtime", name, "error", oneLine(err))
+			p.failed = p.failed || name == d.runtimeOf(e, "")
+			p.skipped[name] = runtimeWords(err)
+			d.log.WarnContext(ctx, "runtime does not start a sandbox", "runtime", name, "error", p.skipped[name])
 			continue
 		}
 		p.works[name] = true
 	}
 	return p, nil
+}
+
+// runtimeWords are a runtime's own, for operators: what the engine wraps around
+// them and what startError hides.
+func runtimeWords(err error) string {
+	if cause := errors.Unwrap(err); cause != nil {
+		err = cause
+	}
+	text := oneLine(err)
+	for _, wrapping := range []string{"OCI runtime create failed: ", "OCI runtime start failed: "} {
+		if _, rest, ok := strings.Cut(text, wrapping); ok {
+			text = rest
+		}
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(text, "start container: "), ": unknown")
 }
 
 func boolRank(first bool) int {
@@ -292,7 +303,7 @@ func awaitCall(ctx context.Context, listener net.Listener) error {
 		_, err = io.ReadFull(conn, make([]byte, 1))
 	}
 	if err != nil {
-		return boxed.Errorf(boxed.CodeUnavailable, "a sandbox started, but its agent did not call within %v: with gVisor, give the runtime --host-uds=open", probeTimeout)
+		return boxed.Errorf(boxed.CodeUnavailable, "a sandbox started, but its agent did not call within %v: with gVisor, give the runtime --host-uds=open (--fsgofer-host-uds before 2023)", probeTimeout)
 	}
 	return nil
 }

@@ -352,7 +352,8 @@ func (p *process) Release() {
 // terminal is the line discipline: echo, and the characters that mean something.
 type terminal struct {
 	*io.PipeWriter
-	p *process
+	p    *process
+	line []byte // a program gets whole lines
 }
 
 func (t *terminal) Write(b []byte) (int, error) {
@@ -368,7 +369,12 @@ func (t *terminal) Write(b []byte) (int, error) {
 				c = '\n'
 			}
 			echo.Write([]byte{c})
-			if _, err := t.PipeWriter.Write([]byte{c}); err != nil {
+			if t.line = append(t.line, c); c != '\n' {
+				continue
+			}
+			line := t.line
+			t.line = nil
+			if _, err := t.PipeWriter.Write(line); err != nil {
 				return i, err
 			}
 		}

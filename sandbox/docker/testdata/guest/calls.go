@@ -26,6 +26,9 @@ func call(spec string) string {
 	if foreign := foreignCalls[name]; foreign != nil {
 		return inChild(foreign)
 	}
+	if name == "bufsize" {
+		return bufsize(int(a[0]))
+	}
 	if name == "tiocsti" {
 		return tty(a[0])
 	}
@@ -78,6 +81,19 @@ func clone(flags uintptr) string {
 		_, _ = unix.Wait4(int(pid), &ws, 0, nil)
 	}
 	return text(errno)
+}
+
+// bufsize sets an option of a TCP socket to 4 MiB and says what it then is.
+func bufsize(option int) string {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return errText(err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 4<<20); err != nil {
+		return errText(err)
+	}
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
+	return fmt.Sprint("ok ", n, " ", errText(err))
 }
 
 // tty makes one ioctl on a terminal of its own.

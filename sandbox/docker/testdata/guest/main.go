@@ -29,7 +29,7 @@ type command struct {
 	Argv []string `json:"argv"` // "self" first is this program
 	Env  []string `json:"env"`
 	Exit int      `json:"exit"` // when Argv is empty: end with it
-	Many int      `json:"many"` // run it so many times at once; the last one's result counts
+	Back bool     `json:"back"` // run it in the background, and say nothing
 }
 
 // result is one line to the host.
@@ -66,8 +66,9 @@ func serve(conn net.Conn) {
 		if len(c.Argv) == 0 {
 			os.Exit(c.Exit)
 		}
-		for range c.Many {
+		if c.Back {
 			go run(c)
+			continue
 		}
 		out, _ := json.Marshal(run(c))
 		if _, err := conn.Write(append(out, '\n')); err != nil {
