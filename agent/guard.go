@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"bufio"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -17,7 +19,7 @@ import (
 const (
 	muxWindow      = 256 << 10 // of one stream, bytes; yamux's smallest
 	guestPings     = 64        // pings of a guest in a row; the hosts' peers send none
-	guestStreams   = 256       // streams that a guest may open at once
+	hostStreams    = 256       // streams of the host that wait for a guest to take them
 	controlRate    = 20_000    // frames without data per second, sustained
 	controlBurst   = 40_000
 	hostWriteLimit = 20 * time.Second // for one write to a guest
@@ -29,23 +31,27 @@ type errProtocol struct{ what string }
 func (e *errProtocol) Error() string { return "agent protocol: " + e.what }
 
 // guard sits between the socket and yamux on the host's side and checks the
-// header of every frame that the guest sends, before yamux sees it.
+// header of every frame that the guest sends, before yamux sees it. yamux gets
+// whole frames only: it holds a stream's lock while it reads the body of a
+// frame, so that a guest that stops in the middle of one would hold everybody
+// who waits on that stream, past any deadline.
 type guard struct {
 	net.Conn
 	broken func(error) // called once, before Read fails
 
-	head   [12]byte
-	have   int // bytes of head read
-	passed int // bytes of head given to yamux
-	body   int // bytes of the frame's body still to pass
+	r      *bufio.Reader
+	frame  []byte // the present one, header and body
+	passed int    // bytes of it given to yamux
 	pings  int
-	opened map[uint32]bool
 	tokens float64
 	last   time.Time
 }
 
+// guardKeeps is how large a buffer an idle guard keeps, in bytes.
+const guardKeeps = 64 << 10
+
 func newGuard(conn net.Conn, broken func(error)) *guard {
-	return &guard{Conn: conn, broken: broken, opened: map[uint32]bool{}, tokens: controlBurst, last: time.Now()}
+	return &guard{Conn: conn, broken: broken, r: bufio.NewReaderSize(conn, 16<<10), tokens: controlBurst, last: time.Now()}
 }
 
 // Write gives every write a deadline: a guest that never reads holds nobody.
@@ -54,46 +60,57 @@ func (g *guard) Write(p []byte) (int, error) {
 	return g.Conn.Write(p)
 }
 
-// Read passes frames through. It never gives yamux a header that was not
-// checked.
+// Read passes frames through.
 func (g *guard) Read(p []byte) (int, error) {
-	if g.body > 0 {
-		n, err := g.Conn.Read(p[:min(len(p), g.body)])
-		g.body -= n
-		return n, err
-	}
-	if g.passed == g.have {
-		if _, err := io.ReadFull(g.Conn, g.head[:]); err != nil {
+	if g.passed == len(g.frame) {
+		if err := g.next(); err != nil {
 			return 0, err
 		}
-		if err := g.check(); err != nil {
-			g.broken(err)
-			return 0, err
-		}
-		g.have, g.passed = len(g.head), 0
 	}
-	n := copy(p, g.head[g.passed:g.have])
-	if g.passed += n; g.passed == g.have {
-		g.have, g.passed = 0, 0
-		if g.head[1] == typeData {
-			g.body = int(binary.BigEndian.Uint32(g.head[8:]))
-		}
-	}
+	n := copy(p, g.frame[g.passed:])
+	g.passed += n
 	return n, nil
+}
+
+// next reads and checks one frame.
+func (g *guard) next() error {
+	if cap(g.frame) > guardKeeps {
+		g.frame = nil
+	}
+	head := append(g.frame[:0], make([]byte, frameHead)...)
+	g.frame, g.passed = head[:0], 0
+	if _, err := io.ReadFull(g.r, head); err != nil {
+		return err
+	}
+	if err := g.check(head); err != nil {
+		g.broken(err)
+		return err
+	}
+	body := 0
+	if head[1] == typeData {
+		body = int(binary.BigEndian.Uint32(head[8:]))
+	}
+	frame := slices.Grow(head, body)[:frameHead+body]
+	if _, err := io.ReadFull(g.r, frame[frameHead:]); err != nil {
+		return noEOF(err)
+	}
+	g.frame = frame
+	return nil
 }
 
 // yamux's frame types and flags (its specification, version 0).
 const (
+	frameHead                                  = 12
 	typeData, typeWindow, typePing, typeGoAway = 0, 1, 2, 3
-	flagSYN, flagFIN, flagRST                  = 1, 4, 8
+	flagSYN                                    = 1
 )
 
 // check judges one header.
-func (g *guard) check() error {
-	typ, flags := g.head[1], binary.BigEndian.Uint16(g.head[2:])
-	id, length := binary.BigEndian.Uint32(g.head[4:]), binary.BigEndian.Uint32(g.head[8:])
-	if g.head[0] != 0 || typ > typeGoAway {
-		return &errProtocol{fmt.Sprintf("frame of version %d, type %d", g.head[0], typ)}
+func (g *guard) check(head []byte) error {
+	typ, flags := head[1], binary.BigEndian.Uint16(head[2:])
+	id, length := binary.BigEndian.Uint32(head[4:]), binary.BigEndian.Uint32(head[8:])
+	if head[0] != 0 || typ > typeGoAway {
+		return &errProtocol{fmt.Sprintf("frame of version %d, type %d", head[0], typ)}
 	}
 	if typ == typeData && length > muxWindow {
 		return &errProtocol{fmt.Sprintf("data frame of %d bytes", length)}
@@ -104,14 +121,10 @@ func (g *guard) check() error {
 		}
 	}
 	if typ == typeData || typ == typeWindow {
+		// All streams are the host's. One that nobody here reads would still be
+		// given a window's worth of memory.
 		if flags&flagSYN != 0 {
-			g.opened[id] = true
-			if len(g.opened) > guestStreams {
-				return &errProtocol{"too many streams"}
-			}
-		}
-		if flags&(flagFIN|flagRST) != 0 {
-			delete(g.opened, id)
+			return &errProtocol{fmt.Sprintf("it opened stream %d", id)}
 		}
 	}
 	if typ != typeData || length == 0 {
@@ -139,7 +152,7 @@ func muxConfig() *yamux.Config {
 	c.MaxStreamWindowSize = muxWindow
 	c.ConnectionWriteTimeout = hostWriteLimit
 	c.StreamOpenTimeout = 0 // a paused sandbox answers when it is resumed
-	c.AcceptBacklog = guestStreams
+	c.AcceptBacklog = hostStreams
 	c.LogOutput = io.Discard
 	return c
 }

@@ -251,7 +251,9 @@ func respond(w io.Writer, value any, err error) error {
 		if merr != nil {
 			return merr
 		}
-		r.Value = raw
+		if r.Value = raw; len(raw) > maxResponse-1<<10 {
+			r = Response{Error: &Error{Code: ErrTooLarge, Message: "the answer is larger than one may be"}}
+		}
 	}
 	return writeMessage(w, r)
 }

@@ -57,6 +57,7 @@ type Host struct {
 	cfg      HostConfig
 	listener *net.UnixListener
 	done     chan struct{}
+	large    chan struct{} // held by who reads a large Response
 	wg       sync.WaitGroup
 
 	mu      sync.Mutex
@@ -80,7 +81,7 @@ func Listen(cfg HostConfig) (*Host, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	h := &Host{
-		cfg: cfg, listener: listener, done: make(chan struct{}), known: cfg.Known, config: cfg.Config,
+		cfg: cfg, listener: listener, done: make(chan struct{}), large: make(chan struct{}, 1), known: cfg.Known, config: cfg.Config,
 		linked: make(chan struct{}), bulk: map[string]chan net.Conn{},
 	}
 	h.wg.Go(h.accept)
@@ -415,9 +416,10 @@ func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, er
 	if err != nil {
 		return nil, nil, err
 	}
-	stop = context.AfterFunc(ctx, func() { breakOff(conn) })
+	opened := conn // the result is nil after an error, and this may run then
+	stop = context.AfterFunc(ctx, func() { breakOff(opened) })
 	if err = writeMessage(conn, Request{Op: op, Args: raw}); err == nil {
-		err = readResponse(conn, out)
+		err = h.readResponse(ctx, conn, out)
 	}
 	if err == nil {
 		return conn, stop, nil
@@ -438,9 +440,13 @@ func breakOff(conn net.Conn) {
 // linkError tells a guest's answer from a broken link.
 func (h *Host) linkError(ctx context.Context, err error) error {
 	var answer *Error
+	var breach *errProtocol
 	switch {
 	case errors.As(err, &answer):
 		return err
+	case errors.As(err, &breach):
+		h.protocolBroken(err)
+		return fmt.Errorf("%w: %v", ErrLost, err)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
@@ -452,16 +458,35 @@ func (h *Host) linkError(ctx context.Context, err error) error {
 	}
 }
 
-func readResponse(conn net.Conn, out any) error {
+// readResponse reads the one Response of a stream. Large ones are read one at a
+// time: what a guest can make this host hold does not grow with how much is
+// asked of it at once.
+func (h *Host) readResponse(ctx context.Context, conn net.Conn, out any) error {
+	n, err := readSize(conn, maxResponse)
+	if err != nil {
+		return err
+	}
+	if n > maxAtOnce {
+		select {
+		case h.large <- struct{}{}:
+			defer func() { <-h.large }()
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-h.done:
+			return ErrClosed
+		}
+	}
 	var r Response
-	if err := readMessage(conn, maxMessage, &r); err != nil {
+	if err := readSized(conn, n, &r); err != nil {
 		return err
 	}
 	if r.Error != nil {
 		return r.Error
 	}
 	if out != nil && len(r.Value) > 0 {
-		return json.Unmarshal(r.Value, out)
+		if err := json.Unmarshal(r.Value, out); err != nil {
+			return &errProtocol{"an answer that is not one: " + err.Error()}
+		}
 	}
 	return nil
 }

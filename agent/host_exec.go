@@ -124,6 +124,9 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 		if ctx.Err() != nil {
 			return Exit{Reason: ExitCanceled, Code: -1}, ctx.Err()
 		}
+		if errors.As(err, new(*errProtocol)) {
+			return Exit{}, h.linkError(ctx, err)
+		}
 		if err := f.again(ctx); err != nil {
 			return Exit{}, err
 		}
@@ -261,7 +264,7 @@ func (f *follower) read() (Exit, error) {
 		case frameExit:
 			var exit Exit
 			if err := json.Unmarshal(payload, &exit); err != nil {
-				return Exit{}, err
+				return Exit{}, &errProtocol{"an exit that is not one: " + err.Error()}
 			}
 			return exit, nil
 		case frameAlive:
@@ -286,11 +289,11 @@ func (f *follower) write(w io.Writer, p []byte, offset *int64) error {
 
 func (f *follower) gap(payload []byte) error {
 	if len(payload) != 9 {
-		return errors.New("malformed gap frame")
+		return &errProtocol{"malformed gap frame"}
 	}
 	n := int64(binary.BigEndian.Uint64(payload[1:]))
 	if n < 0 {
-		return errors.New("malformed gap frame")
+		return &errProtocol{"malformed gap frame"}
 	}
 	stderr := payload[0] == frameStderr
 	if stderr {

@@ -101,7 +101,7 @@ func (h *Host) upload(ctx context.Context, op string, args any, content io.Reade
 	defer conn.Close()
 	defer stop()
 	answer := make(chan error, 1)
-	go func() { answer <- readResponse(conn, out) }()
+	go func() { answer <- h.readResponse(ctx, conn, out) }()
 	w := &chunkWriter{w: conn}
 	_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{content}, make([]byte, 64<<10))
 	sent := w.finish(err)

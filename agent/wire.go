@@ -16,7 +16,9 @@ const Version = 1
 // Sizes on the wire, in bytes.
 const (
 	maxHello    = 4 << 10  // first frame of each side
-	maxMessage  = 24 << 20 // a Request or Response: an 8 MiB program in base64 plus its arguments, doubled
+	maxMessage  = 24 << 20 // a Request: an 8 MiB program in base64 plus its arguments, doubled
+	maxResponse = 4 << 20  // a Response: MaxListing entries with long names
+	maxAtOnce   = 64 << 10 // a Response that does not wait for a place; see Host.large
 	maxFrame    = 1 << 20  // one frame of an exec's stream
 	ChunkSize   = 32 << 10 // output is sent in frames of at most this
 	RingSize    = 1 << 20  // kept of each output stream
@@ -307,7 +309,7 @@ func readFrame(r *bufio.Reader, buf []byte) (typ byte, payload, grown []byte, er
 	}
 	n := int(binary.BigEndian.Uint32(head[1:]))
 	if n > maxFrame {
-		return 0, nil, buf, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, maxFrame)
+		return 0, nil, buf, &errProtocol{fmt.Sprintf("frame of %d bytes, at most %d are allowed", n, maxFrame)}
 	}
 	if cap(buf) < n {
 		buf = make([]byte, n)
@@ -335,23 +337,53 @@ func writeMessage(w io.Writer, v any) error {
 // readMessage reads what writeMessage wrote; limit bounds its size. It reads
 // not a byte more, so r need not be buffered.
 func readMessage(r io.Reader, limit int, v any) error {
-	var head [4]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return err
-	}
-	n := int(binary.BigEndian.Uint32(head[:]))
-	if n > limit {
-		return fmt.Errorf("message of %d bytes, at most %d are allowed", n, limit)
-	}
-	// The peer's word for the size is not believed before the bytes are there.
-	body, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	n, err := readSize(r, limit)
 	if err != nil {
 		return err
 	}
-	if len(body) < n {
-		return io.ErrUnexpectedEOF
+	return readSized(r, n, v)
+}
+
+// readSize reads how long the message is that follows.
+func readSize(r io.Reader, limit int) (int, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, err
 	}
-	return json.Unmarshal(body, v)
+	n := int(binary.BigEndian.Uint32(head[:]))
+	if n > limit {
+		return 0, &errProtocol{fmt.Sprintf("message of %d bytes, at most %d are allowed", n, limit)}
+	}
+	return n, nil
+}
+
+// readSized reads the message whose size was read.
+func readSized(r io.Reader, n int, v any) error {
+	body, err := readBody(r, n)
+	if err != nil {
+		return noEOF(err)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return &errProtocol{"a message that is not one: " + err.Error()}
+	}
+	return nil
+}
+
+// readBody reads n bytes. The peer's word for the size is not believed before a
+// good part of the bytes is there.
+func readBody(r io.Reader, n int) ([]byte, error) {
+	body := make([]byte, 0, min(n, 64<<10))
+	for len(body) < n {
+		if len(body) == cap(body) {
+			body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
+		}
+		free := body[len(body):cap(body)]
+		if _, err := io.ReadFull(r, free); err != nil {
+			return nil, err
+		}
+		body = body[:cap(body)]
+	}
+	return body, nil
 }
 
 func noEOF(err error) error {

@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/api"
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/google/go-cmp/cmp"
 )
@@ -138,6 +140,84 @@ func TestDocument(t *testing.T) {
 				if m := op.RequestBody.Value.Content["application/json"]; m != nil {
 					walk(method+" "+path, m.Schema)
 				}
+			}
+		}
+	})
+	t.Run("explains exactly the codes that have a status", func(t *testing.T) {
+		code := loadDocument(t).Components.Schemas["Error"].Value.Properties["code"].Value
+		meanings, _ := code.Extensions["x-meanings"].(map[string]any)
+		var listed []string
+		for _, c := range code.Enum {
+			name := c.(string)
+			listed = append(listed, name)
+			if api.Status(boxed.Code(name)) == http.StatusInternalServerError && name != "internal" {
+				t.Errorf("%s has no status", name)
+			}
+			if meanings[name] == nil {
+				t.Errorf("%s has no meaning", name)
+			}
+		}
+		root, err := os.ReadFile("../errors.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^\tCode\w+ +Code = "(\w+)"`).FindAllStringSubmatch(string(root), -1) {
+			if !slices.Contains(listed, m[1]) {
+				t.Errorf("%s is not in the document", m[1])
+			}
+			listed = slices.DeleteFunc(listed, func(s string) bool { return s == m[1] })
+		}
+		if len(listed) > 0 || len(meanings) != len(code.Enum) {
+			t.Errorf("no such codes: %v", listed)
+		}
+	})
+	t.Run("describes the answers that are given", func(t *testing.T) {
+		h := newHarness(t)
+		sb := h.add("x")
+		h.files["/f"] = []byte("x")
+		e, _ := h.fake.StartExec(t.Context(), sb.ID, boxed.ExecRequest{Args: []string{"x"}})
+		h.fake.end(e.ID, boxed.ExitStatus{Reason: boxed.ReasonExited})
+		doc := loadDocument(t)
+		at := strings.NewReplacer("{id}", "x", "{exec}", string(e.ID))
+		for _, c := range []struct{ method, path, query, body string }{
+			{"POST", "/v1/sandboxes", "", `{"labels":{"a":"b"}}`},
+			{"GET", "/v1/sandboxes", "?limit=5", ""},
+			{"GET", "/v1/sandboxes/{id}", "", ""},
+			{"PATCH", "/v1/sandboxes/{id}", "", `{"ttl":"2h"}`},
+			{"GET", "/v1/sandboxes/{id}/wait", "?state=running", ""},
+			{"POST", "/v1/sandboxes/{id}/pause", "", ""},
+			{"POST", "/v1/sandboxes/{id}/resume", "", ""},
+			{"GET", "/v1/sandboxes/{id}/stats", "", ""},
+			{"POST", "/v1/sandboxes/{id}/exec", "", `{"args":["echo"]}`},
+			{"POST", "/v1/sandboxes/{id}/execs", "", `{"args":["echo"]}`},
+			{"GET", "/v1/sandboxes/{id}/execs", "", ""},
+			{"GET", "/v1/sandboxes/{id}/execs/{exec}", "", ""},
+			{"GET", "/v1/sandboxes/{id}/execs/{exec}/wait", "", ""},
+			{"GET", "/v1/sandboxes/{id}/files/stat", "?path=/f", ""},
+			{"GET", "/v1/sandboxes/{id}/files/list", "?path=/", ""},
+			{"GET", "/v1/sandboxes/{id}/ports", "", ""},
+			{"GET", "/v1/node", "", ""},
+			{"GET", "/healthz", "", ""},
+			{"GET", "/readyz", "", ""},
+			{"GET", "/version", "", ""},
+			{"POST", "/v1/keys", "", `{"owner":"a","role":"user"}`},
+			{"GET", "/v1/keys", "", ""},
+			{"GET", "/v1/sandboxes/{id}/files", "?path=/nope", ""},
+		} {
+			a := h.do(c.method, at.Replace(c.path)+c.query, c.body, "Authorization", "Bearer "+adminKey)
+			op := doc.Paths.Value(c.path).GetOperation(c.method)
+			resp := op.Responses.Status(a.status)
+			if resp == nil {
+				resp = op.Responses.Default()
+			}
+			var v any
+			if err := json.Unmarshal(a.body, &v); err != nil {
+				t.Errorf("%s %s: %v", c.method, c.path, err)
+				continue
+			}
+			schema := resp.Value.Content["application/json"].Schema.Value
+			if err := schema.VisitJSON(v, openapi3.EnableJSONSchema2020()); err != nil {
+				t.Errorf("%s %s: %d %s: %v", c.method, c.path, a.status, a.body, err)
 			}
 		}
 	})

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"strconv"
 
 	"github.com/boxed-mesh/boxed"
 )
@@ -72,20 +74,24 @@ func (c *call) fail(err error) {
 	e := boxed.AsError(err)
 	c.code, c.err = e.Code, err
 	h := c.w.Header()
-	for _, name := range []string{"Content-Length", "Content-Range", "Content-Disposition", "Last-Modified", "Location", "X-Boxed-File"} {
+	for _, name := range []string{"Content-Range", "Content-Disposition", "Last-Modified", "Location", "X-Boxed-File"} {
 		h.Del(name)
 	}
 	h.Set("Content-Type", "application/json")
 	status := Status(e.Code)
 	switch {
+	case e.Code == boxed.CodeRange && e.Detail["size"] != nil:
+		h.Set("Content-Range", fmt.Sprintf("bytes */%v", e.Detail["size"]))
 	case status == http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", `Bearer realm="boxed"`)
 	case h.Get("Retry-After") != "":
 	case status == http.StatusServiceUnavailable || e.Code == boxed.CodeRateLimited:
 		h.Set("Retry-After", "2")
 	}
+	raw := problemOf(err, c.id).json()
+	h.Set("Content-Length", strconv.Itoa(len(raw))) // so that the end is seen before the handler's
 	c.w.WriteHeader(status)
-	c.w.Write(problemOf(err, c.id).json())
+	c.w.Write(raw)
 }
 
 // settle puts the reason that the server itself ended the call in front of

@@ -20,6 +20,28 @@ type eventItem struct {
 	err error
 }
 
+// follow reads the port's events in a goroutine of its own, so that comments
+// can be sent between them. stop waits for it.
+func (c *call) follow(after boxed.Cursor) (items <-chan eventItem, stop func()) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	out, done := make(chan eventItem), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer close(out)
+		for ev, err := range c.s.cfg.Service.Events(ctx, after) {
+			select {
+			case out <- eventItem{ev, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return out, func() { cancel(); <-done }
+}
+
 // events streams events as they happen, and a comment while nothing does.
 func (c *call) events() error {
 	after := boxed.Cursor(c.v.str("after"))
@@ -29,23 +51,8 @@ func (c *call) events() error {
 	if len(after) > 512 {
 		return invalidField("Last-Event-ID", "must have at most 512 characters")
 	}
-	ctx, cancel := context.WithCancel(c.ctx)
-	items, done := make(chan eventItem), make(chan struct{})
-	defer func() { cancel(); <-done }()
-	go func() {
-		defer close(done)
-		defer close(items)
-		for ev, err := range c.s.cfg.Service.Events(ctx, after) {
-			select {
-			case items <- eventItem{ev, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
+	items, stop := c.follow(after)
+	defer stop()
 	w := c.writer()
 	defer w.rest()
 	var buf bytes.Buffer

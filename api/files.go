@@ -186,7 +186,6 @@ func (c *call) span(id boxed.ID, path string, r byteRange) (offset, length int64
 		offset = max(0, info.Size-r.suffix)
 	}
 	if info.Type == "file" && (offset >= info.Size || (r.first < 0 && r.suffix == 0)) {
-		c.w.Header().Set("X-Boxed-Size", strconv.FormatInt(info.Size, 10))
 		return 0, 0, boxed.Errorf(boxed.CodeRange, "the range lies outside the file's %d bytes", info.Size).With("size", info.Size)
 	}
 	length = -1

@@ -51,7 +51,7 @@ func (r *renderer) all() {
 			item, _ := path.Value.(yaml.MapSlice)
 			for _, op := range item {
 				o, ok := op.Value.(yaml.MapSlice)
-				if ok && slices.Contains(strings_(value(o, "tags")), get(tag, "name")) {
+				if ok && slices.Contains(texts(value(o, "tags")), get(tag, "name")) {
 					r.call(fmt.Sprint(op.Key), fmt.Sprint(path.Key), item, o)
 				}
 			}
@@ -75,7 +75,7 @@ func (r *renderer) call(method, path string, item, op yaml.MapSlice) {
 	r.params(item, op)
 	r.body(asMap(value(op, "requestBody")))
 	r.responses(asMap(value(op, "responses")))
-	if codes := strings_(value(op, "x-errors")); len(codes) > 0 {
+	if codes := texts(value(op, "x-errors")); len(codes) > 0 {
 		for i, c := range codes {
 			codes[i] = fmt.Sprintf("`%s` %d", c, Status(boxed.Code(c)))
 		}
@@ -187,11 +187,11 @@ func (r *renderer) schema(name string, s yaml.MapSlice) {
 	if ways, ok := value(s, "oneOf").([]any); ok {
 		var list []string
 		for _, w := range ways {
-			list = append(list, "`"+strings.Join(strings_(value(asMap(w), "required")), "` with `")+"`")
+			list = append(list, "`"+strings.Join(texts(value(asMap(w), "required")), "` with `")+"`")
 		}
 		r.printf("Exactly one of %s is required.\n\n", strings.Join(list, ", "))
 	}
-	required := strings_(value(s, "required"))
+	required := texts(value(s, "required"))
 	answer := value(s, "additionalProperties") != false
 	var rows [][]string
 	for _, p := range props {
@@ -254,7 +254,7 @@ func (r *renderer) kind(s yaml.MapSlice) string {
 func (r *renderer) bounds(s yaml.MapSlice) string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	if list := strings_(value(s, "enum")); len(list) > 0 {
+	if list := texts(value(s, "enum")); len(list) > 0 {
 		add("One of `%s`.", strings.Join(list, "`, `"))
 	}
 	switch lo, hi := value(s, "minimum"), value(s, "maximum"); {
@@ -264,8 +264,11 @@ func (r *renderer) bounds(s yaml.MapSlice) string {
 		add("At least %v.", lo)
 	}
 	for _, b := range []struct{ key, text string }{
-		{"maxLength", "At most %v characters."}, {"maxItems", "At most %v entries."}, {"maxProperties", "At most %v fields."},
-		{"pattern", "Matches `%v`."}, {"default", "Default `%v`."},
+		{"maxLength", "At most %v characters."},
+		{"maxItems", "At most %v entries."},
+		{"maxProperties", "At most %v fields."},
+		{"pattern", "Matches `%v`."},
+		{"default", "Default `%v`."},
 	} {
 		if v := value(s, b.key); v != nil {
 			add(b.text, v)
@@ -324,7 +327,7 @@ func get(m yaml.MapSlice, key string) string {
 	return ""
 }
 
-func strings_(v any) []string {
+func texts(v any) []string {
 	list, _ := v.([]any)
 	out := make([]string, len(list))
 	for i, e := range list {

@@ -18,8 +18,10 @@ type route struct {
 	follows      bool // only watches: ends at once when the node goes away
 }
 
-const sandboxPath = "/v1/sandboxes/{id}"
-const execPath = sandboxPath + "/execs/{exec}"
+const (
+	sandboxPath = "/v1/sandboxes/{id}"
+	execPath    = sandboxPath + "/execs/{exec}"
+)
 
 // routes is everything that is served.
 func routes() []route {

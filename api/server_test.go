@@ -3,12 +3,17 @@ package api_test
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -237,7 +242,7 @@ func TestClient(t *testing.T) {
 		}
 	})
 	t.Run("tells an answer that is not a node's", func(t *testing.T) {
-		c := against(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "<html>", 418) })
+		c := against(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "<html>", http.StatusTeapot) })
 		if _, err := c.Resolve(t.Context(), "x"); !errors.Is(err, boxed.CodeInternal) || !strings.Contains(err.Error(), "418") {
 			t.Error(err)
 		}
@@ -259,6 +264,37 @@ func TestClient(t *testing.T) {
 		}
 		if _, err := c.Create(t.Context(), boxed.Spec{}); !errors.Is(err, boxed.CodeLost) || posts.Load() != 1 {
 			t.Error(err, posts.Load())
+		}
+	})
+	t.Run("trusts the system, a CA file, or one pinned certificate", func(t *testing.T) {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, `{"version":"v"}`) }))
+		s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+		s.StartTLS()
+		defer s.Close()
+		ca := filepath.Join(t.TempDir(), "ca.pem")
+		if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(s.Certificate().Raw)
+		right := fmt.Sprintf("SHA256:% X", sum)
+		for name, c := range map[string]struct {
+			cfg client.Config
+			ok  bool
+		}{
+			"system": {client.Config{}, false},
+			"CA":     {client.Config{CAFile: ca}, true},
+			"pin":    {client.Config{Fingerprint: strings.ReplaceAll(right, " ", ":")}, true},
+			"other":  {client.Config{Fingerprint: strings.Repeat("0", 64)}, false},
+		} {
+			c.cfg.Endpoint = s.URL
+			cl, err := client.New(c.cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := cl.Version(t.Context()); (err == nil) != c.ok {
+				t.Errorf("%s: %v", name, err)
+			}
+			cl.Close()
 		}
 	})
 	t.Run("ends with its context", func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,7 +234,7 @@ func (st *stream) take(f frame.Frame) error {
 		st.resize <- boxed.Size{Cols: f.Cols, Rows: f.Rows}
 	case frame.Signal:
 		select {
-		case st.signals <- f.Text:
+		case st.signals <- strings.TrimPrefix(strings.ToUpper(f.Text), "SIG"):
 		default:
 			return errors.New("more than 16 signals at once")
 		}

@@ -106,6 +106,9 @@ func (n *Node) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) 
 	if id, err := boxed.ParseID(ref); err == nil {
 		return n.mine(ctx, id)
 	}
+	if ref == "" { // it is no name, and not that of all who have none
+		return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %q", ref)
+	}
 	who := boxed.PrincipalFrom(ctx)
 	var own, others, prefixed []boxed.Sandbox
 	for _, s := range n.cfg.Manager.List() {

@@ -406,7 +406,7 @@ func (b *box) pushLease(ctx context.Context, host *agent.Host) {
 		return
 	}
 	r := b.record()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := b.m.untilStop(ctx, 5*time.Second)
 	defer cancel()
 	config := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
 	if err := host.Configure(ctx, config); err != nil && !errors.Is(err, agent.ErrClosed) {

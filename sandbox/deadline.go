@@ -268,7 +268,7 @@ func (b *box) hasExecs(ctx context.Context) bool {
 	if host == nil {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := b.m.untilStop(ctx, 10*time.Second)
 	defer cancel()
 	stats, err := host.Stats(ctx)
 	return err != nil || stats.Execs > 0

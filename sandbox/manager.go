@@ -172,6 +172,20 @@ func (m *Manager) later(work func(ctx context.Context)) {
 	m.work.Go(func() { work(context.Background()) })
 }
 
+// untilStop is ctx that ends with the Manager too: for questions that an agent
+// may leave unanswered.
+func (m *Manager) untilStop(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	go func() {
+		select {
+		case <-m.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 func (m *Manager) allLocked() []*box {
 	boxes := make([]*box, 0, len(m.boxes))
 	for _, b := range m.boxes {

@@ -161,7 +161,7 @@ func (m *Manager) adopt(ctx context.Context, b *box, c Status) {
 // adoptWarm takes a warm sandbox back into the pool in which it has a place; nil
 // is none.
 func (m *Manager) adoptWarm(ctx context.Context, b *box, p *pool) {
-	ready, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ready, cancel := m.untilStop(ctx, 2*time.Second)
 	defer cancel()
 	b.mu.Lock()
 	host := b.host
@@ -206,7 +206,7 @@ func (b *box) endOrphans(ctx context.Context) {
 			}
 		}
 	}
-	ask, cancelAsk := context.WithTimeout(ctx, stepLimit)
+	ask, cancelAsk := b.m.untilStop(ctx, stepLimit)
 	defer cancelAsk()
 	execs, err := host.Execs(ask)
 	if err != nil {

@@ -89,15 +89,16 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	dial := cfg.DialContext
+	dial, proxy := cfg.DialContext, (func(*http.Request) (*url.URL, error))(nil)
 	if dial == nil {
+		proxy = http.ProxyFromEnvironment
 		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	}
 	c.http = &http.Client{
 		// HTTP/1.1 only: WebSockets need it, and a stream of its own connection has
 		// its own flow control.
 		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
+			Proxy:                 proxy,
 			DialContext:           dial,
 			TLSClientConfig:       tlsConfig,
 			TLSHandshakeTimeout:   cfg.DialTimeout,

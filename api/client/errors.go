@@ -70,13 +70,17 @@ func (c *Client) transportError(ctx context.Context, err error) error {
 	case errors.As(err, &known):
 		return known // from reading the caller's own body
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
-		return &boxed.Error{Code: boxed.CodeNotReady, Err: err,
-			Message: fmt.Sprintf("no boxed-node answers at %s: is it running? (make up)", c.Endpoint())}
+		return &boxed.Error{
+			Code: boxed.CodeNotReady, Err: err,
+			Message: fmt.Sprintf("no boxed-node answers at %s: is it running? (make up)", c.Endpoint()),
+		}
 	case errors.As(err, &op) && op.Op == "dial":
 		return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot reach %s: %v", c.Endpoint(), op.Err)}
 	case broke(err):
-		return &boxed.Error{Code: boxed.CodeLost, Err: err,
-			Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.Endpoint())}
+		return &boxed.Error{
+			Code: boxed.CodeLost, Err: err,
+			Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.Endpoint()),
+		}
 	}
 	return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot speak to %s: %v", c.Endpoint(), unwrapURL(err))}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"syscall"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -77,11 +78,11 @@ func (d *Driver) forget(id string) {
 func (d *Driver) inCgroup(ctx context.Context, id string, do func(cgroup) error, viaEngine func() error) error {
 	r, err := d.running(ctx, id)
 	if err == nil {
-		if err = do(r.cgroup); err == nil || !errors.Is(err, os.ErrNotExist) {
+		if err = do(r.cgroup); err == nil || !(errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV)) {
 			return err
 		}
 		d.forget(id)
-		if r, err = d.running(ctx, id); err == nil { // it still runs: the file is what is missing
+		if _, err = d.running(ctx, id); err == nil { // it still runs: the file is what is missing
 			return viaEngine()
 		}
 	}

@@ -20,7 +20,8 @@ import (
 // etcFiles of Box.Mount are mounted at their places in /etc.
 var etcFiles = []string{"passwd", "group", "hosts", "resolv.conf"}
 
-// undoTimeout bounds the removal of a container that a canceled create left.
+// undoTimeout bounds how long a canceled create waits for the engine to finish,
+// and then for the removal of what it made.
 const undoTimeout = 10 * time.Second
 
 // Create makes the container of box. Repeating it for the same box gives the
@@ -52,24 +53,43 @@ func (d *Driver) Create(ctx context.Context, box sandbox.Box) (string, error) {
 		sharesKernel: e.sharesKernel[runtime],
 	}
 	name := containerName(box.ID)
-	made, err := d.client.ContainerCreate(ctx, spec.config(), spec.hostConfig(), nil, nil, name)
-	switch {
-	case err == nil:
-		return made.ID, nil
-	case errdefs.IsConflict(err):
+	lingering, cancel := linger(ctx, undoTimeout)
+	defer cancel()
+	made, err := d.client.ContainerCreate(lingering, spec.config(), spec.hostConfig(), nil, nil, name)
+	if errdefs.IsConflict(err) {
 		return d.adopt(ctx, name, box)
-	case ctx.Err() != nil:
-		// The engine finishes what it began. Whoever asked has no ID to remove it by.
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		if id, err := d.adopt(undo, name, box); err == nil {
-			_ = d.Remove(undo, id) // the sweep finds what is left
-		}
-	case errdefs.IsNotFound(err):
+	}
+	if errdefs.IsNotFound(err) {
 		d.forgetImage(box.Image.Digest)
 		return "", missingImage(box.Image.Ref, err)
 	}
-	return "", d.engineError("create container", err)
+	if err == nil && ctx.Err() != nil { // whoever asked has no ID to remove it by
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		_ = d.Remove(undo, made.ID) // the sweep finds what is left
+		err = ctx.Err()
+	}
+	if err != nil {
+		return "", d.engineError("create container", err)
+	}
+	return made.ID, nil
+}
+
+// linger gives a context that ends some time after ctx does: the engine
+// finishes what it began, and what it made must be known to be undone.
+func linger(ctx context.Context, after time.Duration) (context.Context, context.CancelFunc) {
+	lingering, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(after):
+			cancel()
+		case <-lingering.Done():
+		}
+	})
+	return lingering, func() {
+		stop()
+		cancel()
+	}
 }
 
 // adopt finds the container that has the name already: ours from an earlier try

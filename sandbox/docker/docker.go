@@ -45,7 +45,7 @@ type Config struct {
 	// AgentPath is the agent program on this host. Probes of a runtime run it with --version.
 	AgentPath string
 	// ProbeImage is the image in which runtimes are probed; "" or one that is
-	// absent means any that is there.
+	// absent means an empty one that is made for it.
 	ProbeImage   string
 	DockerConfig string        // file with the credentials of registries; "" means ~/.docker/config.json
 	PullTimeout  time.Duration // 0 means DefaultPullTimeout

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/client"
+	"go.uber.org/goleak"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/sandbox"
@@ -29,6 +31,7 @@ var (
 	guestProgram string
 	engineClient *client.Client
 	noDocker     string // why there is none
+	imported     imageList
 	emptyImage   sandbox.Image
 )
 
@@ -58,8 +61,14 @@ func TestMain(m *testing.M) {
 			noDocker = err.Error()
 			return m.Run()
 		}
-		defer removeImage(emptyImageName)
-		return m.Run()
+		code := m.Run()
+		imported.remove()
+		engineClient.Close()
+		if err := goleak.Find(); err != nil && code == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
 	}())
 }
 
@@ -70,6 +79,27 @@ func needDocker(t *testing.T) {
 	t.Helper()
 	if noDocker != "" {
 		t.Skip("no Docker engine: " + noDocker)
+	}
+}
+
+// imageList are images to be removed when all tests have ended: while a
+// container has one it would only lose its name.
+type imageList struct {
+	mu   sync.Mutex
+	refs []string
+}
+
+func (l *imageList) add(ref string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refs = append(l.refs, ref)
+}
+
+func (l *imageList) remove() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ref := range l.refs {
+		removeImage(ref)
 	}
 }
 
@@ -120,7 +150,7 @@ func removeLabelled(t *testing.T, label string) {
 }
 
 // importImage makes an image out of a tar and configuration, as docker import -c
-// does. It is removed at the end.
+// does.
 func importImage(t *testing.T, name, root string, changes ...string) {
 	t.Helper()
 	needDocker(t)
@@ -143,7 +173,9 @@ func importImage(t *testing.T, name, root string, changes ...string) {
 	if err := tar.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removeImage(name) })
+	if found, err := engineClient.ImageInspect(t.Context(), name); err == nil {
+		imported.add(found.ID)
+	}
 }
 
 // empty is an image with nothing in it: the agent brings all that it needs.
@@ -161,6 +193,7 @@ func empty(t *testing.T, d *docker.Driver) sandbox.Image {
 			t.Fatalf("docker import: %v\n%s", err, out)
 		}
 		_ = tar.Wait()
+		imported.add(emptyImageName)
 	}
 	img, err := d.Image(ctx, emptyImageName, nil)
 	if err != nil {

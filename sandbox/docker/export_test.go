@@ -1,6 +1,8 @@
 package docker
 
 import (
+	"context"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/system"
@@ -11,6 +13,16 @@ import (
 
 // Forget drops what the driver remembers of a container, as a restart would.
 func (d *Driver) Forget(id string) { d.forget(id) }
+
+// LimitViaEngine changes limits as on hosts where systemd keeps them.
+func (d *Driver) LimitViaEngine(ctx context.Context, id string, l boxed.Limits) error {
+	return d.limitViaEngine(ctx, id, l)
+}
+
+// PauseViaEngine pauses or resumes as on hosts where the cgroup is out of reach.
+func (d *Driver) PauseViaEngine(ctx context.Context, id string, pause bool) error {
+	return d.pauseViaEngine(ctx, id, pause)
+}
 
 // DataDir is where probes make their directories.
 func (d *Driver) DataDir() string { return d.cfg.DataDir }

@@ -35,7 +35,7 @@ func (d *Driver) Info(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{
 		Engine: "docker " + e.version, Arch: e.arch, Cgroup: e.cgroup, Skipped: maps.Clone(p.skipped),
 		Runtimes: slices.Sorted(maps.Keys(p.works)), NoFile: p.noFile,
-		Problems: slices.Concat(e.problems, p.problems, d.hostProblems(e)),
+		Problems: slices.Concat(e.problems, d.hostProblems(e)),
 	}
 	if name := d.runtimeOf(e, ""); p.works[name] {
 		info.Default = name

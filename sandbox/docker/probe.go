@@ -1,7 +1,10 @@
 package docker
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +45,6 @@ type probes struct {
 	signature string          // of the engine that was probed
 	works     map[string]bool // by runtime
 	skipped   map[string]string
-	problems  []string
 	noFile    int64 // 0: not known
 	failed    bool  // nothing can be started by default, so it is tried again soon
 	at        time.Time
@@ -101,15 +103,11 @@ func (d *Driver) probed(ctx context.Context, e *engine) (*probes, error) {
 func (d *Driver) probe(ctx context.Context, e *engine) (*probes, error) {
 	p := &probes{works: map[string]bool{}, skipped: map[string]string{}}
 	d.sweepProbes(ctx)
-	img, err := d.probeImage(ctx)
+	img, done, err := d.probeImage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if img.Digest == "" {
-		p.failed = true
-		p.problems = append(p.problems, "runtimes could not be tried for want of an image: build or `docker load` one on this host")
-		return p, nil
-	}
+	defer done()
 	names := slices.Sorted(maps.Keys(e.runtimes))
 	slices.SortStableFunc(names, func(a, b string) int { // the default first: it finds out the open-files limit
 		return boolRank(a == d.runtimeOf(e, "")) - boolRank(b == d.runtimeOf(e, ""))
@@ -184,34 +182,36 @@ func (d *Driver) probeRuntime(ctx context.Context, e *engine, p *probes, name st
 	return nil
 }
 
-// probeImage is the image that probes run in: any will do, as all that is
-// started is the agent. A zero Image: there is none.
-func (d *Driver) probeImage(ctx context.Context) (sandbox.Image, error) {
-	candidates := []string{}
-	if d.cfg.ProbeImage != "" {
-		candidates = append(candidates, d.cfg.ProbeImage)
+// probeImage is the image that probes run in: the configured one if this host
+// has it, or an empty one, as all that is started is the agent. done takes it
+// away again.
+func (d *Driver) probeImage(ctx context.Context) (img sandbox.Image, done func(), err error) {
+	if name, err := parseRef(d.cfg.ProbeImage); err == nil && d.cfg.ProbeImage != "" {
+		if found, err := d.lookUpImage(ctx, name.String()); err == nil {
+			if _, err := d.judgeImage(ctx, d.cfg.ProbeImage, found); err == nil {
+				return sandbox.Image{Ref: d.cfg.ProbeImage, Digest: found.ID}, func() {}, nil
+			}
+		}
 	}
-	found, err := d.client.ImageList(ctx, image.ListOptions{})
+	var empty bytes.Buffer
+	if err := tar.NewWriter(&empty).Close(); err != nil {
+		return img, nil, err
+	}
+	body, err := d.client.ImageImport(ctx, image.ImportSource{Source: &empty, SourceName: "-"}, "", image.ImportOptions{})
 	if err != nil {
-		return sandbox.Image{}, d.engineError("list images", err)
+		return img, nil, d.engineError("make an image for probing", err)
 	}
-	for _, i := range found {
-		candidates = append(candidates, i.ID)
+	defer body.Close()
+	var made struct{ Status, Error string }
+	if err := json.NewDecoder(body).Decode(&made); err != nil || made.Error != "" {
+		return img, nil, d.engineError("make an image for probing", errors.Join(err, errors.New(made.Error)))
 	}
-	for _, ref := range candidates {
-		name, err := parseRef(ref)
-		if err != nil {
-			continue
-		}
-		got, err := d.lookUpImage(ctx, name.String())
-		if err != nil {
-			continue
-		}
-		if _, err := d.judgeImage(ctx, ref, got); err == nil {
-			return sandbox.Image{Ref: ref, Digest: got.ID}, nil
-		}
-	}
-	return sandbox.Image{}, nil
+	return sandbox.Image{Digest: made.Status}, func() {
+		d.forgetImage(made.Status)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		_, _ = d.client.ImageRemove(undo, made.Status, image.RemoveOptions{}) // what is left is 0 bytes without a name
+	}, nil
 }
 
 // tryRuntime makes a sandbox as any other and waits for its agent to call.

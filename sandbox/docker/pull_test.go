@@ -75,7 +75,7 @@ func newRegistry(t *testing.T, arch string, change ...func(*registry)) *registry
 	s := httptest.NewServer(r)
 	t.Cleanup(s.Close)
 	r.host = strings.TrimPrefix(s.URL, "http://")
-	t.Cleanup(func() { removeImage(r.host + "/team/image:1") })
+	imported.add(r.host + "/team/image:1")
 	return r
 }
 

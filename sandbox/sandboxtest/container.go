@@ -98,9 +98,9 @@ func (c *container) exit(code int, oom bool) {
 	c.done = true
 	c.mu.Unlock()
 	c.gate.set(false)
-	c.end()
-	c.cut()
+	c.cut() // first: nobody inside lives to tell of the others' end
 	c.killAll()
+	c.end()
 	c.mu.Lock()
 	for _, l := range c.listens {
 		l.Close()

@@ -31,7 +31,7 @@ var probes = map[string]func(args []string){
 	"eat":    eat,
 	"hoard":  hoard,
 	"ptrace": ptrace,
-	"orphan": orphan,
+	"orphan": orphan, "attack": attack, "exhaust": exhaust,
 	"listen": listen,
 	"host":   func([]string) { name, err := os.Hostname(); fmt.Println(name, errText(err)) },
 }
