@@ -33,7 +33,10 @@ func (g *Guest) serveRead(conn net.Conn, a Read) {
 		return
 	}
 	w := &chunkWriter{w: conn}
-	_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(f, length)}, make([]byte, 64<<10))
+	n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(f, length)}, make([]byte, 64<<10))
+	if err == nil && n < length {
+		err = &Error{Code: ErrConflict, Message: "the file shrank while it was read", Path: a.Path}
+	}
 	w.finish(err)
 }
 
@@ -48,8 +51,8 @@ func (g *Guest) serveReadTar(conn net.Conn, a Path) {
 	w := &chunkWriter{w: conn}
 	buffered := bufio.NewWriterSize(w, 64<<10)
 	err := g.handler.ReadTar(a.Path, buffered)
-	if err == nil {
-		err = buffered.Flush()
+	if ferr := buffered.Flush(); err == nil { // also before an error: it says what is missing of the rest
+		err = ferr
 	}
 	w.finish(err)
 }
@@ -101,7 +104,8 @@ func (g *Guest) serveDial(conn net.Conn, a Dial) {
 }
 
 // join copies both ways, each direction as chunk frames on the host's side, so
-// that an end of file in one direction leaves the other open.
+// that an end of file in one direction leaves the other open. The host's going
+// ends both.
 func join(framed, raw net.Conn) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -110,12 +114,14 @@ func join(framed, raw net.Conn) {
 		w.finish(err)
 	})
 	wg.Go(func() {
-		_, err := io.CopyBuffer(struct{ io.Writer }{raw}, struct{ io.Reader }{newChunkReader(framed)}, make([]byte, ChunkSize))
+		r := newChunkReader(framed)
+		_, err := io.CopyBuffer(struct{ io.Writer }{raw}, struct{ io.Reader }{r}, make([]byte, ChunkSize))
 		if cw, ok := raw.(interface{ CloseWrite() error }); ok && err == nil {
 			cw.CloseWrite()
-			return
+			// Nothing more comes, but the host's leaving does.
+			io.Copy(io.Discard, r.r)
 		}
-		raw.Close() // the host is gone: so is the connection
+		raw.Close()
 	})
 	wg.Wait()
 }

@@ -25,6 +25,7 @@ const (
 	MaxExecs    = 128      // living execs
 	MaxEnded    = 256      // ended execs that are remembered
 	MaxListing  = 10_000   // entries of one directory listing
+	MaxPorts    = 4096     // of a listing of ports
 	DrainWindow = 200      // ms that output may still come after the leader's exit
 )
 

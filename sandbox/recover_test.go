@@ -528,3 +528,42 @@ func TestStrayDirectoriesAreRemovedAtTheStart(t *testing.T) {
 	}
 	os.RemoveAll(filepath.Join(r.dir, "keep-me"))
 }
+
+// X12, X13, X14: a link that breaks under an exec is taken up where it was.
+func TestABrokenLinkLosesNoByte(t *testing.T) {
+	r := started(t)
+	const lines = 20_000
+	r.driver.SetProgram("count", func(p *sandboxtest.Proc) int {
+		for i := range lines {
+			fmt.Fprintf(p.Stdout, "%d\n", i)
+			if i%50 == 0 {
+				p.Sleep(time.Millisecond)
+			}
+		}
+		return 5
+	})
+	s := r.create()
+	stop := make(chan struct{})
+	cutting := make(chan struct{})
+	go func() {
+		defer close(cutting)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				r.driver.Cut(s.ID)
+			}
+		}
+	}()
+	out, status := r.exec(s.ID, "count")
+	close(stop)
+	<-cutting
+	var want strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&want, "%d\n", i)
+	}
+	if out != want.String() || status.Code != 5 || status.Reason != boxed.ReasonExited {
+		t.Errorf("%d bytes of %d, %+v", len(out), want.Len(), status)
+	}
+}

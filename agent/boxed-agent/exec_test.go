@@ -500,3 +500,86 @@ func (l *lockedBuffer) String() string {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A process whose main thread has exited looks like a zombie and is not one: a
+// timeout ends it all the same.
+func TestTheTreeIsKilledWithoutItsMainThread(t *testing.T) {
+	s := start(t)
+	a := command("python3", "-c", `
+import ctypes, threading, time
+threading.Thread(target=lambda: [time.sleep(0.05) for _ in range(2000)]).start()
+ctypes.CDLL(None).syscall(60, 0)`)
+	a.TimeoutMS = 500
+	began := time.Now()
+	if _, _, exit := s.run(t, a, ""); exit.Reason != agent.ExitTimeout || time.Since(began) > 5*time.Second {
+		t.Errorf("%+v after %v", exit, time.Since(began))
+	}
+}
+
+// User code may stop a new process between fork and exec. That delays other
+// programs by seconds at most, and how running ones end by nothing.
+func TestStoppedStartsHoldNobodyForLong(t *testing.T) {
+	s := start(t)
+	// A lease on the file that is executed holds execve until it is broken.
+	holder := command("python3", "-c", `
+import fcntl, os, shutil, signal, time
+shutil.copy("/bin/true", "/tmp/prog")
+os.chmod("/tmp/prog", 0o755)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open("/tmp/prog", os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+os.close(fd)
+fd = os.open("/tmp/prog", os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+open("/tmp/ready", "w")
+time.sleep(60)`)
+	if _, err := s.Start(t.Context(), holder); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		_, err := s.Stat(t.Context(), "/tmp/ready")
+		return err == nil
+	})
+	long := script("sleep 1; exit 3")
+	ended := make(chan agent.Exit, 1)
+	go func() {
+		exit, err := s.Exec(t.Context(), long, agent.Streams{})
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- exit
+	}()
+	waitFor(t, func() bool { infos, err := s.Execs(t.Context()); return err == nil && len(infos) == 2 })
+	began := time.Now()
+	stuck := make(chan error, 1)
+	go func() {
+		_, err := s.Exec(t.Context(), command("/tmp/prog"), agent.Streams{})
+		stuck <- err
+	}()
+	if exit := <-ended; exit.Code != 3 || time.Since(began) > 4*time.Second {
+		t.Errorf("another exec's end: %+v after %v", exit, time.Since(began))
+	}
+	if err := <-stuck; code(err) != agent.ErrStartFailed {
+		t.Errorf("the held one: %v", err)
+	}
+	if out, _, _ := s.run(t, script("echo fine"), ""); out != "fine\n" || time.Since(began) > 20*time.Second {
+		t.Errorf("%q after %v", out, time.Since(began))
+	}
+}
+
+// moby/moby#31243: a program may open its own streams by name.
+func TestStreamsCanBeOpenedByName(t *testing.T) {
+	s := start(t)
+	if out, errs, exit := s.run(t, script("echo a > /dev/stdout; echo b > /dev/stderr; cat /dev/stdin; echo c > /proc/self/fd/2"), "in\n"); out != "a\nin\n" || errs != "b\nc\n" {
+		t.Errorf("%q %q %+v", out, errs, exit)
+	}
+}
+
+// Descriptors that the agent was started with are not for programs (the kind of
+// CVE-2024-21626).
+func TestProgramsInheritNoDescriptor(t *testing.T) {
+	s := start(t)
+	if out, _, _ := s.run(t, command("ls", "/proc/self/fd"), ""); out != "0\n1\n2\n3\n" { // 3 is ls's own
+		t.Errorf("got %q", out)
+	}
+}

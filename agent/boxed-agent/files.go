@@ -151,9 +151,8 @@ func openRegular(p string) (*os.File, error) {
 	if err == nil && !st.Mode().IsRegular() {
 		err = &agent.Error{Code: agent.ErrConflict, Path: p, Message: p + " is not a regular file but a " + typeOf(st.Mode())}
 	}
-	var sfs unix.Statfs_t
-	if err == nil && unix.Fstatfs(fd, &sfs) == nil && (sfs.Type == unix.PROC_SUPER_MAGIC || sfs.Type == unix.SYSFS_MAGIC) {
-		err = &agent.Error{Code: agent.ErrDenied, Path: p, Message: p + " is a file of the kernel; read it with a program"}
+	if err == nil && kernelFile(file) {
+		err = errKernelFile(p)
 	}
 	if err != nil {
 		file.Close()
@@ -162,9 +161,31 @@ func openRegular(p string) (*os.File, error) {
 	return file, nil
 }
 
-// openDir opens a directory, and never waits on a FIFO.
+// openDir opens a directory, and never waits on a FIFO. Of the kernel's own
+// directories, those of /proc/self would show this process.
 func openDir(p string) (*os.File, error) {
-	return os.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	dir, err := os.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err == nil && p != "/proc" && kernelFile(dir) {
+		dir.Close()
+		return nil, errKernelFile(p)
+	}
+	return dir, err
+}
+
+// kernelFile reports whether a file lies in /proc or /sys.
+func kernelFile(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) == nil && (st.Type == unix.PROC_SUPER_MAGIC || st.Type == unix.SYSFS_MAGIC)
+}
+
+// kernelError refuses what lies in /proc or /sys.
+type kernelError struct{ answer *agent.Error }
+
+func (e kernelError) Error() string { return e.answer.Message }
+func (e kernelError) Unwrap() error { return e.answer }
+
+func errKernelFile(p string) error {
+	return kernelError{&agent.Error{Code: agent.ErrDenied, Path: p, Message: p + " belongs to the kernel; look at it with a program"}}
 }
 
 // Mkdir makes a directory.

@@ -255,3 +255,29 @@ func TestHostileConnections(t *testing.T) {
 		t.Errorf("the real agent: %v", err)
 	}
 }
+
+// X29: what a tar leaves out is said, after all the rest.
+func TestTarSaysWhatItLeavesOut(t *testing.T) {
+	s := start(t)
+	s.run(t, script("mkdir -p /tmp/d/sub; echo x > /tmp/d/a; echo x > /tmp/d/secret; chmod 0 /tmp/d/secret; echo x > /tmp/d/z; mkfifo /tmp/d/f"), "")
+	r, err := s.ReadTar(t.Context(), "/tmp/d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	whole, err := io.ReadAll(r)
+	if code(err) != agent.ErrDenied || !strings.Contains(err.Error(), "/tmp/d/secret") {
+		t.Errorf("got %v", err)
+	}
+	names := map[string]bool{}
+	for in := tar.NewReader(bytes.NewReader(whole)); ; {
+		h, err := in.Next()
+		if err != nil {
+			break
+		}
+		names[h.Name] = true
+	}
+	if !names["a"] || !names["z"] || !names["sub/"] || names["secret"] || names["f"] {
+		t.Errorf("got %v", names)
+	}
+}

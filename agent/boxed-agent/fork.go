@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -85,9 +87,29 @@ func (f *forker) start(argv0 string, argv []string, attr *syscall.ProcAttr) (*ch
 	}
 	result := make(chan forkResult, 1)
 	f.jobs <- forkJob{argv0, argv, attr, result}
-	r := <-result
-	return r.child, f.last, r.err
+	for stuck := false; ; stuck = true {
+		select {
+		case r := <-result:
+			if r.err == nil && stuck { // killed between fork and exec, which looks like a start
+				<-r.child.ended
+				return nil, 0, errStuck
+			}
+			return r.child, f.last, r.err
+		case <-time.After(startLimit):
+			if err := killTree(f.last); err != nil {
+				fmt.Fprintln(os.Stderr, "boxed-agent: a program that does not start:", err)
+			}
+		}
+	}
 }
+
+// startLimit is how long a program may take from fork to exec. In between its
+// uid is the user's already, so that user code may stop it, or hold a lease on
+// the file that is executed; the thread that forks waits for it.
+const startLimit = 5 * time.Second
+
+// errStuck is a program that did not get from fork to exec in time.
+var errStuck = errors.New("it did not start in time: something in the sandbox stops new processes or holds a lease on the file")
 
 // protectMark installs the filter on the calling thread.
 func protectMark() error {

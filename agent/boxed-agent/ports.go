@@ -15,25 +15,27 @@ import (
 
 // Ports lists the user's listening TCP sockets.
 func (s *system) Ports() ([]agent.Port, error) {
-	owners := s.socketOwners()
 	ports := []agent.Port{}
+	inodes := map[string]int{} // of listening sockets: their place in ports
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(file)
 		if err != nil {
 			continue // no IPv6
 		}
-		for scanner := bufio.NewScanner(f); scanner.Scan(); {
+		for scanner := bufio.NewScanner(f); scanner.Scan() && len(ports) < agent.MaxPorts; {
 			// "sl local remote state … uid timeout inode"
 			fields := strings.Fields(scanner.Text())
 			if len(fields) < 10 || fields[3] != "0A" || fields[7] == "0" {
 				continue // not listening, or the agent's own
 			}
 			if addr, ok := parseProcAddr(fields[1]); ok {
-				ports = append(ports, agent.Port{Port: addr.Port(), Address: addr.Addr().String(), Process: owners[fields[9]]})
+				inodes[fields[9]] = len(ports)
+				ports = append(ports, agent.Port{Port: addr.Port(), Address: addr.Addr().String()})
 			}
 		}
 		f.Close()
 	}
+	s.nameOwners(ports, inodes)
 	slices.SortFunc(ports, func(a, b agent.Port) int { return int(a.Port) - int(b.Port) })
 	return ports, nil
 }
@@ -54,25 +56,32 @@ func parseProcAddr(s string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr.Unmap(), uint16(p)), ok
 }
 
-// socketOwners maps socket inodes to the names of the processes that hold them.
-func (s *system) socketOwners() map[string]string {
-	owners := map[string]string{}
-	s.user.do(func() error {
-		for _, pid := range pids() {
+// nameOwners finds the processes that hold the sockets. It is done process by
+// process, so that a sandbox full of descriptors holds no thread for long.
+func (s *system) nameOwners(ports []agent.Port, inodes map[string]int) {
+	for _, pid := range pids() {
+		if len(inodes) == 0 {
+			return
+		}
+		if pid == 1 {
+			continue
+		}
+		s.user.do(func() error {
 			dir := "/proc/" + strconv.Itoa(pid)
 			fds, err := os.ReadDir(dir + "/fd")
-			if err != nil || pid == 1 {
-				continue
+			if err != nil {
+				return err
 			}
-			name, _ := os.ReadFile(dir + "/comm")
 			for _, fd := range fds {
 				target, _ := os.Readlink(path.Join(dir, "fd", fd.Name()))
-				if inode, ok := strings.CutPrefix(target, "socket:["); ok {
-					owners[strings.TrimSuffix(inode, "]")] = strings.TrimSpace(string(name))
+				inode, _ := strings.CutPrefix(target, "socket:[")
+				if i, wanted := inodes[strings.TrimSuffix(inode, "]")]; wanted {
+					name, _ := os.ReadFile(dir + "/comm")
+					ports[i].Process = strings.TrimSpace(string(name))
+					delete(inodes, strings.TrimSuffix(inode, "]"))
 				}
 			}
-		}
-		return nil
-	})
-	return owners
+			return nil
+		})
+	}
 }

@@ -86,7 +86,7 @@ func (p *process) Resize(cols, rows uint16) error {
 	return nil
 }
 
-func (p *process) Count() int { return len(marked(p.mark)) }
+func (p *process) Count() int { return p.system.census.count(p.mark) }
 
 // Release closes what is left open; the outputs were closed by their readers.
 func (p *process) Release() {

@@ -14,6 +14,8 @@ type reaper struct {
 
 	mu       sync.Mutex
 	children map[int]*child
+	forking  bool // a fork is under way: its child's end may come before its PID
+	early    map[int]syscall.WaitStatus
 }
 
 // child is a started leader.
@@ -26,26 +28,43 @@ type child struct {
 }
 
 func newReaper() *reaper {
-	r := &reaper{forked: make(chan struct{}, 1), children: map[int]*child{}}
+	r := &reaper{forked: make(chan struct{}, 1), children: map[int]*child{}, early: map[int]syscall.WaitStatus{}}
 	go r.run()
 	return r
 }
 
-// fork runs start, which forks, and registers the child before it can be reaped.
+// fork runs start, which forks, and registers the child, whose end may have
+// been seen before that. One fork at a time. No lock is held over start: user
+// code can delay it, and must not delay how other programs end.
 func (r *reaper) fork(start func() (int, error)) (*child, error) {
 	r.mu.Lock()
+	r.forking = true
+	r.mu.Unlock()
 	pid, err := start()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var c *child
 	if err == nil {
 		c = &child{pid: pid, ended: make(chan struct{})}
-		r.children[pid] = c
+		if status, ended := r.early[pid]; ended {
+			c.end(status)
+		} else {
+			r.children[pid] = c
+		}
 	}
-	r.mu.Unlock()
+	r.forking = false
+	clear(r.early)
 	select {
 	case r.forked <- struct{}{}:
 	default:
 	}
 	return c, err
+}
+
+// end is called with the reaper's lock held.
+func (c *child) end(status syscall.WaitStatus) {
+	c.status, c.reaped = status, true
+	close(c.ended)
 }
 
 // signal signals the leader unless it has been reaped.
@@ -67,12 +86,13 @@ func (r *reaper) run() {
 			r.mu.Lock()
 			if c := r.children[pid]; c != nil {
 				delete(r.children, pid)
-				c.status, c.reaped = status, true
-				close(c.ended)
+				c.end(status)
+			} else if r.forking {
+				r.early[pid] = status
 			}
 			r.mu.Unlock()
 		case syscall.ECHILD:
-			<-r.forked
+			<-r.forked // there is nothing to wait for before the next fork
 		}
 	}
 }

@@ -85,6 +85,8 @@ func startError(name string, err error) error {
 		e.Code, e.Message = agent.ErrNotFound, name+" names an interpreter or loader that this image does not have"
 	case errors.Is(err, syscall.ENOEXEC):
 		e.Message = name + " is not a program for this machine, and its first line names no interpreter"
+	case errors.Is(err, errStuck):
+		e.Message = name + ": " + err.Error()
 	case errors.Is(err, syscall.EACCES):
 		e.Message = name + " may not be executed by the sandbox's user"
 	default:
@@ -196,18 +198,22 @@ func (s *system) openStreams(start agent.ExecStart) (st *streams, err error) {
 		st.stdin, st.out, st.err = st.stdout, st.in, st.in
 		return st, setSize(st.stdout, start.Cols, start.Rows)
 	}
-	if start.Stdin {
-		st.in, st.stdin, err = os.Pipe()
-	} else {
-		st.in, err = os.Open(os.DevNull)
-	}
-	if err != nil {
-		return st, err
-	}
-	if st.stdout, st.out, err = os.Pipe(); err != nil {
-		return st, err
-	}
-	st.stderr, st.err, err = os.Pipe()
+	// With the user's rights too: a program may open its own /dev/stderr again.
+	err = s.user.do(func() (err error) {
+		if start.Stdin {
+			st.in, st.stdin, err = os.Pipe()
+		} else {
+			st.in, err = os.Open(os.DevNull)
+		}
+		if err != nil {
+			return err
+		}
+		if st.stdout, st.out, err = os.Pipe(); err != nil {
+			return err
+		}
+		st.stderr, st.err, err = os.Pipe()
+		return err
+	})
 	return st, err
 }
 

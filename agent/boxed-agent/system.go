@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -38,6 +39,7 @@ type system struct {
 	reaper *reaper
 	forker *forker
 	user   *userThreads
+	census census
 
 	mu   sync.Mutex
 	uid  int
@@ -48,6 +50,10 @@ var _ agent.Handler = (*system)(nil)
 
 // newSystem hardens this process and starts its resident threads.
 func newSystem() (*system, error) {
+	// What this process inherited is not for the programs that it starts.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && err != unix.ENOSYS && err != unix.EINVAL {
+		return nil, fmt.Errorf("close descriptors on exec: %w", err)
+	}
 	// Without this, user code could trace a child between its setuid and its
 	// exec, when it still shares this process's memory.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {

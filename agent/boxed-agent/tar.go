@@ -13,55 +13,79 @@ import (
 	"github.com/boxed-mesh/boxed/agent"
 )
 
-// ReadTar writes a directory's content, or one file, as a tar. Links stay links;
-// devices, FIFOs and sockets are left out.
+// ReadTar writes a directory's content, or one file, as a tar. Links stay links.
+// Devices, FIFOs, sockets and what belongs to the kernel are left out, and so is
+// what goes while the tree is read. What the user may not read is left out too,
+// but that is an error, after all the rest.
 func (s *system) ReadTar(root string, w io.Writer) error {
 	root, err := clean(root)
 	if err != nil {
 		return err
 	}
-	out := tar.NewWriter(w)
-	if err := s.tarEntry(out, root, ""); err != nil {
+	t := &tarWriter{system: s, out: tar.NewWriter(w)}
+	if err := t.entry(root, ""); err != nil {
 		return err
 	}
-	return out.Close()
-}
-
-// tarEntry adds one entry and all below it. name is its name in the tar; the
-// root directory itself has none.
-func (s *system) tarEntry(out *tar.Writer, p, name string) error {
-	info, err := s.Stat(p)
-	if err != nil {
-		if name != "" && errors.As(err, new(*agent.Error)) {
-			return nil // it went while the tree was read
-		}
+	if err := t.out.Close(); err != nil {
 		return err
 	}
-	header := &tar.Header{Name: name, Mode: int64(info.Mode), ModTime: info.ModTime, Format: tar.FormatPAX}
-	switch info.Type {
-	case "dir":
-		if name != "" {
-			header.Typeflag, header.Name = tar.TypeDir, name+"/"
-			if err := out.WriteHeader(header); err != nil {
-				return err
-			}
-		}
-		return s.tarDir(out, p, name)
-	case "symlink":
-		header.Typeflag, header.Linkname = tar.TypeSymlink, info.Target
-		return out.WriteHeader(header)
-	case "file":
-		if name == "" {
-			header.Name = path.Base(p)
-		}
-		return s.tarFile(out, header, p)
+	if t.omitted > 0 {
+		return &agent.Error{Code: agent.ErrDenied, Path: t.first, Message: fmt.Sprintf("the tar is complete but for %d entries that the sandbox's user may not read, the first of them %s", t.omitted, t.first)}
 	}
 	return nil
 }
 
-func (s *system) tarDir(out *tar.Writer, p, name string) error {
+// tarWriter packs one tree.
+type tarWriter struct {
+	system  *system
+	out     *tar.Writer
+	omitted int
+	first   string
+}
+
+// omit decides what an entry that cannot be read means.
+func (t *tarWriter) omit(p, name string, err error) error {
+	var e *agent.Error
+	switch {
+	case name == "" || !errors.As(err, &e):
+		return err
+	case e.Code == agent.ErrNotFound, e.Code == agent.ErrConflict: // gone or replaced meanwhile
+		return nil
+	case errors.As(err, new(kernelError)):
+		return nil
+	}
+	if t.omitted++; t.first == "" {
+		t.first = p
+	}
+	return nil
+}
+
+// entry adds one entry and all below it. name is its name in the tar; the root
+// directory itself has none.
+func (t *tarWriter) entry(p, name string) error {
+	info, err := t.system.Stat(p)
+	if err != nil {
+		return t.omit(p, name, err)
+	}
+	header := &tar.Header{Name: name, Mode: int64(info.Mode), ModTime: info.ModTime, Format: tar.FormatPAX}
+	switch info.Type {
+	case "dir":
+		return t.dir(header, p, name)
+	case "symlink":
+		header.Typeflag, header.Linkname = tar.TypeSymlink, info.Target
+		if name == "" {
+			header.Name = path.Base(p)
+		}
+		return t.out.WriteHeader(header)
+	case "file":
+		return t.file(header, p, name)
+	}
+	return nil
+}
+
+func (t *tarWriter) dir(header *tar.Header, p, name string) error {
 	var names []string
-	err := s.with(p, func(p string) error {
+	err := t.system.with(p, func(p string) error {
 		dir, err := openDir(p)
 		if err != nil {
 			return err
@@ -71,34 +95,40 @@ func (s *system) tarDir(out *tar.Writer, p, name string) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return t.omit(p, name, err)
+	}
+	if name != "" {
+		header.Typeflag, header.Name = tar.TypeDir, name+"/"
+		if err := t.out.WriteHeader(header); err != nil {
+			return err
+		}
 	}
 	for _, child := range names {
-		if err := s.tarEntry(out, path.Join(p, child), path.Join(name, child)); err != nil {
+		if err := t.entry(path.Join(p, child), path.Join(name, child)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// tarFile adds a regular file with the size that it has now: what is cut
-// meanwhile is filled with zeros, what grows is left out.
-func (s *system) tarFile(out *tar.Writer, header *tar.Header, p string) error {
-	f, info, err := s.Open(p)
+// file adds a regular file with the size that it has now: what is cut meanwhile
+// is filled with zeros, what grows is left out.
+func (t *tarWriter) file(header *tar.Header, p, name string) error {
+	f, info, err := t.system.Open(p)
 	if err != nil {
-		if errors.As(err, new(*agent.Error)) {
-			return nil // gone, replaced, or not the user's to read
-		}
-		return err
+		return t.omit(p, name, err)
 	}
 	defer f.Close()
 	header.Typeflag, header.Size = tar.TypeReg, info.Size
-	if err := out.WriteHeader(header); err != nil {
+	if name == "" {
+		header.Name = path.Base(p)
+	}
+	if err := t.out.WriteHeader(header); err != nil {
 		return err
 	}
-	n, err := io.CopyN(out, f, info.Size)
+	n, err := io.CopyN(t.out, f, info.Size)
 	if err == io.EOF {
-		_, err = io.CopyN(out, zeros{}, info.Size-n)
+		_, err = io.CopyN(t.out, zeros{}, info.Size-n)
 	}
 	return err
 }

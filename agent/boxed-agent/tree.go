@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,36 +31,68 @@ func pids() []int {
 	return list
 }
 
-// marked lists the living processes that carry the mark. prlimit64 on another
+// marked lists the living processes that carry the mark.
+func marked(mark uint64) (found []int) {
+	eachMark(func(pid int, m uint64) {
+		if m == mark {
+			found = append(found, pid)
+		}
+	})
+	return found
+}
+
+// eachMark calls f for every living process but this one. prlimit64 on another
 // user's process needs CAP_SYS_RESOURCE; its limits file is for everybody.
-func marked(mark uint64) []int {
-	want := strconv.AppendUint(nil, mark, 10)
-	var found []int
+func eachMark(f func(pid int, mark uint64)) {
 	buf := make([]byte, 4<<10)
 	for _, pid := range pids() {
 		if pid == 1 {
 			continue
 		}
-		limits := readProc(pid, "limits", buf)
-		_, line, ok := bytes.Cut(limits, []byte("Max resident set"))
+		_, line, ok := bytes.Cut(readProc(pid, "limits", buf), []byte("Max resident set"))
 		if !ok {
 			continue
 		}
 		// "Max resident set   <soft>   <hard>   bytes"
 		fields := bytes.Fields(line[:min(len(line), 80)])
-		if len(fields) > 1 && bytes.Equal(fields[1], want) && !zombie(pid, buf) {
-			found = append(found, pid)
+		if len(fields) < 2 {
+			continue
+		}
+		if mark, err := strconv.ParseUint(string(fields[1]), 10, 64); err == nil && !zombie(pid, buf) {
+			f(pid, mark)
 		}
 	}
-	return found
 }
 
-// zombie reports whether a process has ended and waits for its parent.
+// census counts the processes of each mark, for listings: one scan serves all
+// that ask within a moment.
+type census struct {
+	mu     sync.Mutex
+	at     time.Time
+	counts map[uint64]int
+}
+
+const censusFresh = 50 * time.Millisecond
+
+func (c *census) count(mark uint64) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.at) > censusFresh {
+		counts := map[uint64]int{}
+		eachMark(func(_ int, m uint64) { counts[m]++ })
+		c.counts, c.at = counts, time.Now()
+	}
+	return c.counts[mark]
+}
+
+// zombie reports whether all of a process has ended. One whose main thread has
+// exited is shown as a zombie too, while its other threads run on.
 func zombie(pid int, buf []byte) bool {
 	stat := readProc(pid, "stat", buf)
 	// "pid (name) S …": the name may hold anything, so the last parenthesis counts.
-	i := bytes.LastIndexByte(stat, ')')
-	return i < 0 || i+2 >= len(stat) || stat[i+2] == 'Z' || stat[i+2] == 'X'
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const state, threads = 0, 17
+	return len(fields) <= threads || fields[state][0] == 'X' || (fields[state][0] == 'Z' && string(fields[threads]) == "1")
 }
 
 func readProc(pid int, name string, buf []byte) []byte {
