@@ -60,11 +60,14 @@ func (e *guestExec) run() {
 		}
 		pumps.Go(func() { e.pump(i, out) })
 	}
+	var timer *time.Timer
 	if ms := e.start.TimeoutMS; ms > 0 {
-		timer := time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { e.kill(ExitTimeout) })
-		defer timer.Stop()
+		timer = time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { e.kill(ExitTimeout) })
 	}
 	status := e.proc.Wait()
+	if timer != nil {
+		timer.Stop() // what the leader left behind may live on
+	}
 	e.exitAt = time.Now()
 	close(e.exited)
 	for _, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
@@ -103,7 +106,9 @@ func (e *guestExec) finish(status WaitStatus) {
 // and what children write for DrainWindow more.
 func (e *guestExec) pump(i int, out Output) {
 	defer func() {
-		out.Close()
+		if !e.start.TTY { // a terminal is closed when its leader has ended: closing it hangs up
+			out.Close()
+		}
 		e.mu.Lock()
 		e.closed[i] = true
 		e.changed.Broadcast()
@@ -118,27 +123,47 @@ func (e *guestExec) pump(i int, out Output) {
 		}
 		must -= n
 		if err != nil && !errors.Is(err, ErrInterrupted) {
-			return
+			if !e.start.TTY {
+				return
+			}
+			// Nobody has the terminal open: the leader is about to end, or opens it again.
+			<-e.exited
 		}
 		select {
 		case <-e.exited:
 		default:
 			continue
 		}
-		if !draining {
-			draining = true
-			must = out.Pending()
-			left := DrainWindow - int(time.Since(e.exitAt).Milliseconds())
-			out.Interrupt(max(1, left))
-			continue
-		}
-		if must <= 0 && (err != nil || time.Since(e.exitAt) >= DrainWindow*time.Millisecond) {
+		if err != nil && !errors.Is(err, ErrInterrupted) {
 			return
 		}
-		if err != nil { // late, but bytes from before the exit are still there
+		if !draining {
+			draining = true
+			must = out.Pending() + e.unseen()
+		}
+		switch left := DrainWindow - int(time.Since(e.exitAt).Milliseconds()); {
+		case left > 0:
+			if err != nil {
+				out.Interrupt(left)
+			}
+		case must <= 0:
+			return
+		case err != nil: // late, but bytes from before the exit may be there
+			if out.Pending() == 0 {
+				return
+			}
 			out.Interrupt(1)
 		}
 	}
+}
+
+// unseen is how much a terminal may hold that Pending does not count: what is on
+// its way through the line discipline.
+func (e *guestExec) unseen() int {
+	if e.start.TTY {
+		return 64 << 10
+	}
+	return 0
 }
 
 // keep appends p to the ring, waiting for the owner unless the exec is
@@ -147,7 +172,7 @@ func (e *guestExec) keep(i int, p []byte) bool {
 	if limit := e.start.MaxOutput; limit > 0 {
 		if over := e.total.Add(int64(len(p))) - limit; over > 0 {
 			if over <= int64(len(p)) { // this chunk crossed the limit
-				go e.kill(ExitOutputLimit)
+				e.cut()
 			}
 			p = p[:max(0, int64(len(p))-over)]
 		}
@@ -171,6 +196,17 @@ func (e *guestExec) keep(i int, p []byte) bool {
 		e.changed.Broadcast()
 	}
 	return true
+}
+
+// cut ends an exec that wrote too much, and says so even if its leader has ended
+// meanwhile: what it wrote is not all there.
+func (e *guestExec) cut() {
+	e.mu.Lock()
+	if e.reason == "" {
+		e.reason = ExitOutputLimit
+	}
+	e.mu.Unlock()
+	go e.kill(ExitOutputLimit)
 }
 
 // kill ends the whole tree. The first reason stays.

@@ -49,9 +49,8 @@ type Process interface {
 // Output is one output of a process.
 type Output interface {
 	io.ReadCloser
-	// Interrupt makes a Read that waits for data return an error for which
-	// IsInterrupt is true, at once or after d milliseconds; data that is there
-	// is still returned first.
+	// Interrupt makes a Read return ErrInterrupted at once, or after so many
+	// milliseconds; until then, and after the next Interrupt, it returns data.
 	Interrupt(afterMS int)
 	// Pending is how many bytes can be read without waiting.
 	Pending() int

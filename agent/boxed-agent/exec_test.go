@@ -583,3 +583,14 @@ func TestProgramsInheritNoDescriptor(t *testing.T) {
 		t.Errorf("got %q", out)
 	}
 }
+
+// A program may close its streams a moment before it ends (cat does): that is
+// no reason to hang its terminal up.
+func TestTerminalOutlivesClosedStreams(t *testing.T) {
+	s := start(t)
+	a := command("bash", "-c", "echo bye; exec <&- >&- 2>&-; sleep 0.1; exit 6")
+	a.TTY = true
+	if out, _, exit := s.run(t, a, ""); out != "bye\r\n" || exit.Code != 6 || exit.Reason != agent.ExitExited {
+		t.Errorf("%q %+v", out, exit)
+	}
+}
