@@ -54,12 +54,6 @@ func newGuard(conn net.Conn, broken func(error)) *guard {
 	return &guard{Conn: conn, broken: broken, r: bufio.NewReaderSize(conn, 16<<10), tokens: controlBurst, last: time.Now()}
 }
 
-// Write gives every write a deadline: a guest that never reads holds nobody.
-func (g *guard) Write(p []byte) (int, error) {
-	g.SetWriteDeadline(time.Now().Add(hostWriteLimit))
-	return g.Conn.Write(p)
-}
-
 // Read passes frames through.
 func (g *guard) Read(p []byte) (int, error) {
 	if g.passed == len(g.frame) {
@@ -152,6 +146,8 @@ func muxConfig() *yamux.Config {
 	c.MaxStreamWindowSize = muxWindow
 	c.ConnectionWriteTimeout = hostWriteLimit
 	c.StreamOpenTimeout = 0 // a paused sandbox answers when it is resumed
+	// A stream that one side has left must not take in what the other sends for long.
+	c.StreamCloseTimeout = 5 * time.Second
 	c.AcceptBacklog = hostStreams
 	c.LogOutput = io.Discard
 	return c

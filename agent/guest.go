@@ -24,17 +24,18 @@ type Guest struct {
 	dial       func() (net.Conn, error)
 	operations map[string]operation
 
-	mu     sync.Mutex
-	secret string
-	lease  time.Duration
-	execs  map[string]*guestExec
-	order  []string // of execs, oldest first
-	budget *budget
+	mu       sync.Mutex
+	secret   string
+	lease    time.Duration
+	execs    map[string]*guestExec
+	starting map[string]bool // IDs whose programs are being started
+	order    []string        // of execs, oldest first
+	budget   *budget
 }
 
 // NewGuest makes a guest. dial reaches the host; build identifies the program.
 func NewGuest(build string, dial func() (net.Conn, error), h Handler) *Guest {
-	return &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}, budget: newBudget()}
+	return &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}, starting: map[string]bool{}, budget: newBudget()}
 }
 
 // Run dials, serves and dials again until ctx ends. Without a host for as long
@@ -76,15 +77,15 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) error {
 	if err != nil {
 		return err
 	}
+	if welcome.Secret != "" { // first: it is given once
+		g.mu.Lock()
+		g.secret = welcome.Secret
+		g.mu.Unlock()
+	}
 	if welcome.Config != nil {
 		if err := g.configure(*welcome.Config); err != nil {
 			return err
 		}
-	}
-	if welcome.Secret != "" {
-		g.mu.Lock()
-		g.secret = welcome.Secret
-		g.mu.Unlock()
 	}
 
 	session, err := yamux.Server(conn, muxConfig())
@@ -321,17 +322,13 @@ func (g *Guest) serveExec(conn net.Conn, start ExecStart) {
 }
 
 func (g *Guest) spawn(start ExecStart) (*guestExec, error) {
-	g.mu.Lock()
-	if _, taken := g.execs[start.ID]; taken || start.ID == "" {
-		g.mu.Unlock()
-		return nil, &Error{Code: ErrConflict, Message: "the exec ID is taken"}
+	if err := g.reserve(start.ID); err != nil {
+		return nil, err
 	}
-	if g.runningLocked() >= MaxExecs {
-		g.mu.Unlock()
-		return nil, &Error{Code: ErrExhausted, Message: "too many execs at once in this sandbox; wait for one to end or kill one"}
-	}
-	g.mu.Unlock()
 	proc, err := g.handler.Spawn(start)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.starting, start.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -340,13 +337,25 @@ func (g *Guest) spawn(start ExecStart) (*guestExec, error) {
 	if !start.Detached {
 		e.owners = 1 // until attach: what it writes now waits for its reader
 	}
-	g.mu.Lock()
 	g.execs[start.ID] = e
 	g.order = append(g.order, start.ID)
 	g.forgetLocked()
-	g.mu.Unlock()
 	go e.run()
 	return e, nil
+}
+
+// reserve takes an ID and a place among the living.
+func (g *Guest) reserve(id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, taken := g.execs[id]; taken || g.starting[id] || id == "" {
+		return &Error{Code: ErrConflict, Message: "the exec ID is taken"}
+	}
+	if g.runningLocked()+len(g.starting) >= MaxExecs {
+		return &Error{Code: ErrExhausted, Message: "too many execs at once in this sandbox; wait for one to end or kill one"}
+	}
+	g.starting[id] = true
+	return nil
 }
 
 // keptAttached is how many attached execs keep their output after their end,
@@ -371,7 +380,7 @@ func (g *Guest) forgetLocked() {
 		if g.budget.left.Load() < 4*RingSize || (!e.start.Detached && ended >= keptAttached) {
 			e.free()
 		}
-		if ended < MaxEnded {
+		if ended < MaxEnded || e.inUse() {
 			return false
 		}
 		e.free()

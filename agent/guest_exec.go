@@ -295,18 +295,20 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 // send writes output frames, then the exit. gone is guarded by e.mu.
 func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 	offset := [2]int64{a.Stdout, a.Stderr}
+	first := 0 // the stream that is looked at first: the one that was not sent last
 	types := [2]byte{frameStdout, frameStderr}
 	frame := make([]byte, 5+ChunkSize)
 	toldNoRead := false
 	for {
 		e.mu.Lock()
-		i, skipped, n := e.next(&offset, frame[5:])
+		i, skipped, n := e.next(&offset, first, frame[5:])
 		for n == 0 && skipped == 0 && e.exit == nil && !a.NoFollow && !*gone && (toldNoRead || !e.noRead) {
 			e.changed.Wait()
-			i, skipped, n = e.next(&offset, frame[5:])
+			i, skipped, n = e.next(&offset, first, frame[5:])
 		}
 		exit, left, noRead := e.exit, *gone, e.noRead
 		e.mu.Unlock()
+		first = 1 - i
 
 		var err error
 		switch {
@@ -337,10 +339,10 @@ func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 	}
 }
 
-// next finds the next bytes to send: a gap, or n bytes copied to buf. The
-// caller holds e.mu. Offsets are advanced.
-func (e *guestExec) next(offset *[2]int64, buf []byte) (i int, skipped int64, n int) {
-	for i := range e.out {
+// next finds the next bytes to send, of the first stream or the other: a gap, or
+// n bytes copied to buf. The caller holds e.mu. Offsets are advanced.
+func (e *guestExec) next(offset *[2]int64, first int, buf []byte) (i int, skipped int64, n int) {
+	for _, i := range [2]int{first, 1 - first} {
 		r := &e.out[i]
 		if start := r.start(); offset[i] < start {
 			skipped = start - offset[i]
@@ -366,11 +368,18 @@ func (e *guestExec) advance(a Attach, i int, offset int64) {
 	e.mu.Unlock()
 }
 
-// free forgets the output of an exec that has ended.
+// inUse reports whether somebody reads it, or is about to.
+func (e *guestExec) inUse() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.readers+e.owners > 0
+}
+
+// free forgets the output of an exec that has ended and that nobody reads.
 func (e *guestExec) free() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.exit != nil {
+	if e.exit != nil && e.readers+e.owners == 0 {
 		e.out[0].free()
 		e.out[1].free()
 	}

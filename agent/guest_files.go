@@ -180,7 +180,7 @@ func (c *chunkReader) Read(p []byte) (int, error) {
 		switch {
 		case err != nil:
 			c.err = noEOF(err)
-		case typ == frameChunk:
+		case typ == frameChunk && len(payload) > 0:
 			c.left = payload
 		case typ == frameEOF:
 			c.err = io.EOF

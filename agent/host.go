@@ -1,15 +1,18 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,6 +62,7 @@ type Host struct {
 	done     chan struct{}
 	large    chan struct{} // held by who reads a large Response
 	wg       sync.WaitGroup
+	opening  chan struct{} // held while a stream is counted and opened
 
 	mu      sync.Mutex
 	known   bool
@@ -66,9 +70,43 @@ type Host struct {
 	session *yamux.Session
 	linked  chan struct{} // closed while session is alive; replaced when it is not
 	bulk    map[string]chan net.Conn
+	conns   map[*conn]bool // all that are open, for Close
 	hello   Hello
 	closed  bool
 	broken  bool
+	refused int // connections
+}
+
+// conn is a connection of the guest that Close closes.
+type conn struct {
+	net.Conn
+	host *Host
+}
+
+func (c *conn) Close() error {
+	c.host.mu.Lock()
+	delete(c.host.conns, c)
+	c.host.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Write gives every write a deadline: a guest that never reads holds nobody.
+func (c *conn) Write(p []byte) (int, error) {
+	c.SetWriteDeadline(time.Now().Add(hostWriteLimit))
+	return c.Conn.Write(p)
+}
+
+// track takes a fresh connection in, unless the host is closed.
+func (h *Host) track(raw net.Conn) (*conn, bool) {
+	c := &conn{Conn: raw, host: h}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		raw.Close()
+		return nil, false
+	}
+	h.conns[c] = true
+	return c, true
 }
 
 // Listen makes the socket and accepts the guest. Close ends it.
@@ -81,8 +119,8 @@ func Listen(cfg HostConfig) (*Host, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	h := &Host{
-		cfg: cfg, listener: listener, done: make(chan struct{}), large: make(chan struct{}, 1), known: cfg.Known, config: cfg.Config,
-		linked: make(chan struct{}), bulk: map[string]chan net.Conn{},
+		cfg: cfg, listener: listener, done: make(chan struct{}), large: make(chan struct{}, 1), opening: make(chan struct{}, 1), known: cfg.Known, config: cfg.Config,
+		linked: make(chan struct{}), bulk: map[string]chan net.Conn{}, conns: map[*conn]bool{},
 	}
 	h.wg.Go(h.accept)
 	return h, nil
@@ -129,10 +167,14 @@ func (h *Host) Close() error {
 	h.closed = true
 	close(h.done)
 	session := h.session
+	open := slices.Collect(maps.Keys(h.conns))
 	h.mu.Unlock()
 	h.listener.Close()
 	if session != nil {
 		session.Close()
+	}
+	for _, c := range open {
+		c.Close()
 	}
 	h.wg.Wait()
 	return nil
@@ -141,7 +183,7 @@ func (h *Host) Close() error {
 func (h *Host) accept() {
 	unproven := make(chan struct{}, maxUnproven)
 	for {
-		conn, err := h.listener.Accept()
+		raw, err := h.listener.Accept()
 		if err != nil {
 			select {
 			case <-h.done:
@@ -153,17 +195,33 @@ func (h *Host) accept() {
 		select {
 		case unproven <- struct{}{}:
 		default:
-			conn.Close()
+			raw.Close()
 			continue
 		}
+		c, ok := h.track(raw)
+		if !ok {
+			return
+		}
 		h.wg.Go(func() {
-			err := h.greet(conn)
+			err := h.greet(c)
 			<-unproven
 			if err != nil {
-				conn.Close()
-				h.cfg.Log.Warn("agent connection refused", "err", err)
+				c.Close()
+				h.logRefusal(err)
 			}
 		})
+	}
+}
+
+// logRefusal logs the first few: a guest can be refused as often as it likes.
+func (h *Host) logRefusal(err error) {
+	const most = 10
+	h.mu.Lock()
+	h.refused++
+	n, closed := h.refused, h.closed
+	h.mu.Unlock()
+	if n <= most && !closed {
+		h.cfg.Log.Warn("agent connection refused", "err", err, "times", n)
 	}
 }
 
@@ -174,7 +232,7 @@ func (h *Host) greet(conn net.Conn) error {
 	if err := readMessage(conn, maxHello, &hello); err != nil {
 		return fmt.Errorf("read hello: %w", err)
 	}
-	welcome := Welcome{Version: Version, Features: guestFeatures}
+	welcome, first := Welcome{Version: Version, Features: guestFeatures}, false
 	h.mu.Lock()
 	proven := subtle.ConstantTimeCompare([]byte(hello.Secret), []byte(h.cfg.Secret)) == 1
 	switch {
@@ -190,6 +248,7 @@ func (h *Host) greet(conn net.Conn) error {
 	if welcome.Error == "" && hello.Bulk == "" {
 		if !h.known {
 			welcome.Secret = h.cfg.Secret
+			first = true
 		}
 		h.known = true
 		config := h.config
@@ -197,6 +256,11 @@ func (h *Host) greet(conn net.Conn) error {
 	}
 	h.mu.Unlock()
 	if err := writeMessage(conn, welcome); err != nil {
+		if first { // nobody has the secret yet
+			h.mu.Lock()
+			h.known = false
+			h.mu.Unlock()
+		}
 		return err
 	}
 	if welcome.Error != "" {
@@ -338,15 +402,33 @@ func (h *Host) open(ctx context.Context) (net.Conn, error) {
 			}
 			return nil, err
 		}
-		stream, err := session.OpenStream()
+		stream, err := h.openStream(wait, session)
 		if err == nil {
 			return stream, nil
+		}
+		if errors.As(err, new(*Error)) || wait.Err() != nil {
+			return nil, err
 		}
 		if !session.IsClosed() {
 			return nil, fmt.Errorf("%w: %v", ErrLost, err)
 		}
 		h.forget(session)
 	}
+}
+
+// openStream opens a stream. yamux would wait, past any context, for a guest
+// that acknowledges none of as many as its backlog.
+func (h *Host) openStream(ctx context.Context, session *yamux.Session) (net.Conn, error) {
+	select {
+	case h.opening <- struct{}{}:
+		defer func() { <-h.opening }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if session.NumStreams() >= hostStreams-1 {
+		return nil, &Error{Code: ErrExhausted, Message: "too many calls wait for this sandbox's agent; try again when some have ended"}
+	}
+	return session.OpenStream()
 }
 
 // forget drops a session that turned out to be dead before its watcher does.
@@ -383,7 +465,7 @@ func (h *Host) openBulk(ctx context.Context) (net.Conn, error) {
 	defer timeout.Stop()
 	select {
 	case conn := <-arrived:
-		return deadlineConn{conn}, nil
+		return conn, nil
 	case <-h.done:
 		return nil, ErrClosed
 	case <-ctx.Done():
@@ -393,18 +475,6 @@ func (h *Host) openBulk(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// deadlineConn gives every write a deadline.
-type deadlineConn struct{ net.Conn }
-
-func (c deadlineConn) Write(p []byte) (int, error) {
-	c.SetWriteDeadline(time.Now().Add(hostWriteLimit))
-	return c.Conn.Write(p)
-}
-
-func (c deadlineConn) CloseWrite() error {
-	return c.Conn.(*net.UnixConn).CloseWrite()
-}
-
 // ask opens a stream, sends the request and reads the response into out. The
 // stream is the caller's to close; ctx's end breaks it until stop is called.
 func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, error), op string, args, out any) (conn net.Conn, stop func() bool, err error) {
@@ -412,21 +482,73 @@ func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, er
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err = open(ctx)
+	answered := make(chan answer, 1)
+	// On its own, since the multiplexer waits for a guest that does not read its
+	// socket, up to its write limit, and knows no context.
+	if !h.begin(func() { answered <- h.exchange(ctx, open, Request{Op: op, Args: raw}) }) {
+		return nil, nil, ErrClosed
+	}
+	var a answer
+	select {
+	case a = <-answered:
+	case <-ctx.Done():
+		h.begin(func() {
+			if late := <-answered; late.err == nil {
+				late.stop()
+				late.conn.Close()
+			}
+		})
+		return nil, nil, ctx.Err()
+	}
+	if a.err == nil && out != nil && len(a.value) > 0 {
+		if err := json.Unmarshal(a.value, out); err != nil {
+			a.stop()
+			a.conn.Close()
+			a.err = &errProtocol{"an answer that is not one: " + err.Error()}
+		}
+	}
+	if a.err != nil {
+		return nil, nil, h.linkError(ctx, a.err)
+	}
+	return a.conn, a.stop, nil
+}
+
+// begin runs f, which ends by itself, unless the host is closed.
+func (h *Host) begin(f func()) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return false
+	}
+	h.wg.Go(f)
+	return true
+}
+
+// answer is what came of an exchange.
+type answer struct {
+	conn  net.Conn
+	stop  func() bool
+	value json.RawMessage
+	err   error
+}
+
+// exchange does what ask waits for. Its errors leave nothing open.
+func (h *Host) exchange(ctx context.Context, open func(context.Context) (net.Conn, error), req Request) answer {
+	conn, err := open(ctx)
 	if err != nil {
-		return nil, nil, err
+		return answer{err: err}
 	}
-	opened := conn // the result is nil after an error, and this may run then
-	stop = context.AfterFunc(ctx, func() { breakOff(opened) })
-	if err = writeMessage(conn, Request{Op: op, Args: raw}); err == nil {
-		err = h.readResponse(ctx, conn, out)
+	stop := context.AfterFunc(ctx, func() { breakOff(conn) })
+	var value json.RawMessage
+	if err = writeMessage(conn, req); err == nil {
+		value, err = h.readResponse(ctx, conn)
 	}
-	if err == nil {
-		return conn, stop, nil
+	if err != nil {
+		stop()
+		conn.Close()
+		return answer{err: err}
 	}
-	stop()
-	conn.Close()
-	return nil, nil, h.linkError(ctx, err)
+	return answer{conn: conn, stop: stop, value: value}
 }
 
 // breakOff closes a stream and ends what reads it. Closing alone does not: a
@@ -461,32 +583,56 @@ func (h *Host) linkError(ctx context.Context, err error) error {
 // readResponse reads the one Response of a stream. Large ones are read one at a
 // time: what a guest can make this host hold does not grow with how much is
 // asked of it at once.
-func (h *Host) readResponse(ctx context.Context, conn net.Conn, out any) error {
+func (h *Host) readResponse(ctx context.Context, conn net.Conn) (json.RawMessage, error) {
 	n, err := readSize(conn, maxResponse)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if n > maxAtOnce {
 		select {
 		case h.large <- struct{}{}:
 			defer func() { <-h.large }()
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-h.done:
-			return ErrClosed
+			return nil, ErrClosed
 		}
 	}
 	var r Response
 	if err := readSized(conn, n, &r); err != nil {
-		return err
+		return nil, err
 	}
 	if r.Error != nil {
-		return r.Error
+		return nil, r.Error
 	}
-	if out != nil && len(r.Value) > 0 {
-		if err := json.Unmarshal(r.Value, out); err != nil {
-			return &errProtocol{"an answer that is not one: " + err.Error()}
+	return r.Value, nil
+}
+
+// bounded is a list from a guest, which is counted while it is decoded: four
+// megabytes of "{}" would be half a gigabyte of entries.
+type bounded[T any] struct {
+	most  int
+	items []T
+}
+
+// UnmarshalJSON reads an array of at most most entries.
+func (b *bounded[T]) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "null" {
+		return nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if open, err := dec.Token(); err != nil || open != json.Delim('[') {
+		return errors.New("not a list")
+	}
+	for dec.More() {
+		if len(b.items) == b.most {
+			return fmt.Errorf("a list of more than %d entries", b.most)
 		}
+		var item T
+		if err := dec.Decode(&item); err != nil {
+			return err
+		}
+		b.items = append(b.items, item)
 	}
 	return nil
 }
@@ -521,9 +667,10 @@ func (h *Host) Stats(ctx context.Context) (s Stats, err error) {
 }
 
 // Ports lists what listens inside.
-func (h *Host) Ports(ctx context.Context) (p []Port, err error) {
-	err = h.call(ctx, opPorts, struct{}{}, &p)
-	return p, err
+func (h *Host) Ports(ctx context.Context) ([]Port, error) {
+	list := bounded[Port]{most: MaxPorts}
+	err := h.call(ctx, opPorts, struct{}{}, &list)
+	return list.items, err
 }
 
 // BreakLink closes the control connection as a fault would; the guest dials

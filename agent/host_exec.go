@@ -12,6 +12,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"github.com/hashicorp/yamux"
 )
 
 func randomToken() string { return rand.Text() }
@@ -48,8 +50,10 @@ func (h *Host) Exec(ctx context.Context, start ExecStart, s Streams) (Exit, erro
 	defer patience()
 	conn, stop, err := h.ask(asking, h.open, opExec, start, &Attached{})
 	if err != nil {
-		if ctx.Err() != nil && asking.Err() != nil {
+		if !errors.As(err, new(*Error)) { // no answer: it may run, and nobody would follow it
 			h.killSoon(start.ID)
+		}
+		if ctx.Err() != nil && asking.Err() != nil {
 			err = ctx.Err()
 		}
 		return Exit{}, err
@@ -140,12 +144,7 @@ func (h *Host) leaves(ctx context.Context) bool {
 
 // killSoon kills an exec whose caller has already been answered.
 func (h *Host) killSoon(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return
-	}
-	h.wg.Go(func() {
+	h.begin(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), killPatience)
 		defer cancel()
 		h.Kill(ctx, id, ExitCanceled)
@@ -154,6 +153,8 @@ func (h *Host) killSoon(id string) {
 
 // writerError is an error of the caller's own writer.
 type writerError struct{ error }
+
+func (e writerError) Unwrap() error { return e.error }
 
 // follower is the host's end of one exec's stream.
 type follower struct {
@@ -167,6 +168,8 @@ type follower struct {
 	stdinSent atomic.Int64 // bytes
 	feeding   bool
 	stdinEnd  atomic.Bool // all of stdin and its end were sent
+	reached   int64       // sum of the offsets when the stream broke last
+	tries     int         // to take it up since
 }
 
 func (f *follower) use(conn net.Conn) {
@@ -204,6 +207,9 @@ func (f *follower) feed(conn net.Conn) {
 		if n > 0 {
 			putFrameHead(buf, frameStdin, n)
 			if _, werr := conn.Write(buf[:5+n]); werr != nil {
+				if errors.Is(werr, yamux.ErrConnectionWriteTimeout) {
+					breakOff(conn) // the stream lives on, with a hole in its input
+				}
 				return
 			}
 			f.stdinSent.Add(int64(n))
@@ -224,22 +230,50 @@ func (f *follower) feed(conn net.Conn) {
 	}
 }
 
-// again takes the stream up after a broken link. Input that was under way
-// cannot be taken up without a doubt about what arrived: that is a lost exec.
+// How often a stream that breaks without progress is taken up, and how long a
+// guest that ends one while its link is alive has to wait.
+const (
+	maxAgain   = 5
+	againPause = 100 * time.Millisecond
+)
+
+// again takes the stream up after it broke. Input that was under way cannot be
+// taken up without a doubt about what arrived: that is a lost exec.
 func (f *follower) again(ctx context.Context) error {
-	var a Attached
-	conn, stop, err := f.host.ask(ctx, f.host.open, opAttach, f.at, &a)
-	if err != nil {
-		return err
+	if at := f.at.Stdout + f.at.Stderr; at > f.reached {
+		f.reached, f.tries = at, 0
 	}
-	stop()
-	if f.feeding && (!f.stdinEnd.Load() || a.Stdin != f.stdinSent.Load()) {
-		conn.Close()
-		f.host.killSoon(f.at.ID)
-		return fmt.Errorf("%w while standard input was being sent", ErrLost)
+	for {
+		old := *f.conn.Load()
+		breakOff(old)
+		if f.tries++; f.tries > maxAgain {
+			f.host.killSoon(f.at.ID)
+			return fmt.Errorf("%w: the exec's stream breaks again and again", ErrLost)
+		}
+		if stream, ok := old.(*yamux.Stream); ok && !stream.Session().IsClosed() {
+			select {
+			case <-time.After(againPause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		var a Attached
+		conn, stop, err := f.host.ask(ctx, f.host.open, opAttach, f.at, &a)
+		if errors.Is(err, ErrLost) && !errors.As(err, new(*errProtocol)) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		stop()
+		if f.feeding && (!f.stdinEnd.Load() || a.Stdin != f.stdinSent.Load()) {
+			conn.Close()
+			f.host.killSoon(f.at.ID)
+			return fmt.Errorf("%w while standard input was being sent", ErrLost)
+		}
+		f.use(conn)
+		return nil
 	}
-	f.use(conn)
-	return nil
 }
 
 // read handles frames until the exec's end or the stream's.
@@ -308,9 +342,10 @@ func (f *follower) gap(payload []byte) error {
 }
 
 // Execs lists the guest's execs, oldest first.
-func (h *Host) Execs(ctx context.Context) (infos []ExecInfo, err error) {
-	err = h.call(ctx, opExecs, struct{}{}, &infos)
-	return infos, err
+func (h *Host) Execs(ctx context.Context) ([]ExecInfo, error) {
+	list := bounded[ExecInfo]{most: MaxExecs + MaxEnded}
+	err := h.call(ctx, opExecs, struct{}{}, &list)
+	return list.items, err
 }
 
 // Signal signals an exec's leader, or with tree all of its processes.

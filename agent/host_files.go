@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"sync"
@@ -15,12 +16,10 @@ func (h *Host) Stat(ctx context.Context, path string) (info FileInfo, err error)
 }
 
 // List lists a directory.
-func (h *Host) List(ctx context.Context, path string) (infos []FileInfo, err error) {
-	err = h.call(ctx, opList, Path{Path: path}, &infos)
-	if len(infos) > MaxListing {
-		infos = infos[:MaxListing]
-	}
-	return infos, err
+func (h *Host) List(ctx context.Context, path string) ([]FileInfo, error) {
+	list := bounded[FileInfo]{most: MaxListing}
+	err := h.call(ctx, opList, Path{Path: path}, &list)
+	return list.items, err
 }
 
 // Mkdir makes a directory.
@@ -46,7 +45,7 @@ func (h *Host) Read(ctx context.Context, r Read) (io.ReadCloser, ReadInfo, error
 	if err != nil {
 		return nil, info, err
 	}
-	return &chunkBody{chunkReader: newChunkReader(conn), host: h, ctx: ctx, conn: conn, stop: stop}, info, nil
+	return &chunkBody{chunkReader: newChunkReader(conn), host: h, ctx: ctx, conn: conn, stop: stop, left: info.Length}, info, nil
 }
 
 // ReadTar streams a directory or file as a tar. The caller closes it.
@@ -55,7 +54,7 @@ func (h *Host) ReadTar(ctx context.Context, path string) (io.ReadCloser, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &chunkBody{chunkReader: newChunkReader(conn), host: h, ctx: ctx, conn: conn, stop: stop}, nil
+	return &chunkBody{chunkReader: newChunkReader(conn), host: h, ctx: ctx, conn: conn, stop: stop, left: -1}, nil
 }
 
 // chunkBody is a chunkReader that owns its connection.
@@ -65,10 +64,18 @@ type chunkBody struct {
 	ctx  context.Context // of the call that this body is the answer of
 	conn net.Conn
 	stop func() bool
+	left int64 // bytes that were announced and have not come; < 0: no number was
 }
 
 func (b *chunkBody) Read(p []byte) (int, error) {
 	n, err := b.chunkReader.Read(p)
+	if b.left >= 0 {
+		if b.left -= int64(n); b.left < 0 {
+			n, err = 0, &errProtocol{"a file longer than announced"}
+		} else if err == io.EOF && b.left > 0 {
+			err = &errProtocol{"a file shorter than announced"}
+		}
+	}
 	if err != nil && err != io.EOF {
 		err = b.host.linkError(b.ctx, err)
 	}
@@ -100,24 +107,33 @@ func (h *Host) upload(ctx context.Context, op string, args any, content io.Reade
 	}
 	defer conn.Close()
 	defer stop()
-	answer := make(chan error, 1)
-	go func() { answer <- h.readResponse(ctx, conn, out) }()
+	answered := make(chan answer, 1)
+	go func() {
+		value, err := h.readResponse(ctx, conn)
+		answered <- answer{value: value, err: err}
+	}()
 	w := &chunkWriter{w: conn}
 	_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{content}, make([]byte, 64<<10))
 	sent := w.finish(err)
 	if err != nil && sent == nil { // the caller's reader failed, the link did not
 		conn.Close()
-		<-answer
+		<-answered
 		return err
 	}
+	var a answer
 	select {
-	case err = <-answer:
+	case a = <-answered:
 	case <-time.After(hostWriteLimit):
 		conn.Close()
-		err = <-answer
+		a = <-answered
 	}
-	if err != nil {
-		return h.linkError(ctx, err)
+	if a.err == nil && out != nil {
+		if err := json.Unmarshal(a.value, out); err != nil {
+			a.err = &errProtocol{"an answer that is not one: " + err.Error()}
+		}
+	}
+	if a.err != nil {
+		return h.linkError(ctx, a.err)
 	}
 	return nil
 }

@@ -472,3 +472,118 @@ func FuzzFrames(f *testing.F) {
 		<-done
 	})
 }
+
+// A guest that takes no stream makes calls fail, and none of them wait past its
+// context, however many there are: yamux would, from its 257th on.
+func TestCallsThatPileUpHoldNobody(t *testing.T) {
+	p := listen(t)
+	go io.Copy(io.Discard, p.control())
+	refused := 0
+	for range 400 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		began := time.Now()
+		err := p.Ping(ctx)
+		cancel()
+		var answer *agent.Error
+		if errors.As(err, &answer) && answer.Code == agent.ErrExhausted {
+			refused++
+		}
+		if took := time.Since(began); err == nil || took > time.Second {
+			t.Fatalf("%v after %v", err, took)
+		}
+	}
+	if refused == 0 {
+		t.Error("no call was refused, so the bound was not met")
+	}
+}
+
+// A guest that ends an exec's stream again and again, with its link alive, gets
+// it lost, and costs no stream or memory for each turn.
+func TestAStreamThatBreaksAgainAndAgainIsLost(t *testing.T) {
+	p := listen(t)
+	conn := p.control()
+	var opened atomic.Int64
+	go func() {
+		answer := append(binary.BigEndian.AppendUint32(nil, 12), `{"value":{}}`...)
+		half := append(answer, 0x11, 0, 4, 0, 0) // and the head of a frame of 256 KiB
+		half = append(half, make([]byte, 200<<10)...)
+		var head [12]byte
+		for {
+			if _, err := io.ReadFull(conn, head[:]); err != nil {
+				return
+			}
+			if head[1] == data {
+				if _, err := io.CopyN(io.Discard, conn, int64(binary.BigEndian.Uint32(head[8:]))); err != nil {
+					return
+				}
+			}
+			if id := binary.BigEndian.Uint32(head[4:]); binary.BigEndian.Uint16(head[2:])&syn != 0 {
+				opened.Add(1)
+				conn.Write(header(window, ack, id, 0))
+				conn.Write(append(header(data, 0, id, uint32(len(half))), half...))
+				conn.Write(header(window, fin, id, 0))
+			}
+		}
+	}()
+	stop := watch()
+	_, err := p.Exec(t.Context(), agent.ExecStart{ID: "x", Argv: [][]byte{[]byte("x")}}, agent.Streams{})
+	heap, _ := stop()
+	if !errors.Is(err, agent.ErrLost) {
+		t.Errorf("got %v", err)
+	}
+	if opened.Load() > 20 || heap > heapBound {
+		t.Errorf("%d streams, %d MiB", opened.Load(), heap>>20)
+	}
+}
+
+// A list is counted while it is decoded: its text may be small and its entries
+// many.
+func TestListsOfAGuestAreCounted(t *testing.T) {
+	list := `{"value":[{}` + strings.Repeat(",{}", 1_300_000) + `]}`
+	answer := append(binary.BigEndian.AppendUint32(nil, uint32(len(list))), list...)
+	for name, call := range map[string]func(*peer) error{
+		"files": func(p *peer) error { _, err := p.List(p.t.Context(), "/"); return err },
+		"execs": func(p *peer) error { _, err := p.Execs(p.t.Context()); return err },
+		"ports": func(p *peer) error { _, err := p.Ports(p.t.Context()); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := listen(t)
+			conn := p.control()
+			go answerInWindows(conn, answer)
+			stop := watch()
+			err := call(p)
+			heap, _ := stop()
+			if !errors.Is(err, agent.ErrLost) {
+				t.Errorf("got %v", err)
+			}
+			if heap > 64<<20 {
+				t.Errorf("%d MiB for %d KiB of text", heap>>20, len(list)>>10)
+			}
+		})
+	}
+}
+
+// answerInWindows answers one stream with more than a window holds.
+func answerInWindows(conn net.Conn, answer []byte) {
+	var head [12]byte
+	room := 0
+	for {
+		if _, err := io.ReadFull(conn, head[:]); err != nil {
+			return
+		}
+		id, length := binary.BigEndian.Uint32(head[4:]), int(binary.BigEndian.Uint32(head[8:]))
+		switch {
+		case head[1] == data:
+			io.CopyN(io.Discard, conn, int64(length))
+		case head[1] == window && binary.BigEndian.Uint16(head[2:])&syn != 0:
+			conn.Write(header(window, ack, id, 0))
+			room += 256 << 10
+		case head[1] == window:
+			room += length
+		}
+		for n := min(room, len(answer), 128<<10); n > 0; n = min(room, len(answer), 128<<10) {
+			conn.Write(append(header(data, 0, id, uint32(n)), answer[:n]...))
+			room, answer = room-n, answer[n:]
+		}
+	}
+}

@@ -594,3 +594,40 @@ func TestTerminalOutlivesClosedStreams(t *testing.T) {
 		t.Errorf("%q %+v", out, exit)
 	}
 }
+
+// X16: output that was cut is never reported as complete, however the leader's
+// end and the limit race.
+func TestCutOutputIsAlwaysSaid(t *testing.T) {
+	s := start(t)
+	for range 40 {
+		a := command("head", "-c", "20000", "/dev/zero")
+		a.MaxOutput = 10_000
+		if out, _, exit := s.run(t, a, ""); exit.Reason != agent.ExitOutputLimit || len(out) != 10_000 {
+			t.Fatalf("%+v %d", exit, len(out))
+		}
+	}
+}
+
+// X10, X12: a reader that stalls while other execs come and go loses nothing.
+func TestStalledReaderLosesNothing(t *testing.T) {
+	s := start(t)
+	resume := make(chan struct{})
+	var got int
+	stall := writerFunc(func(p []byte) (int, error) {
+		<-resume
+		got += len(p)
+		return len(p), nil
+	})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Exec(t.Context(), command("head", "-c", "1000000", "/dev/zero"), agent.Streams{Stdout: stall})
+		ended <- err
+	}()
+	for range 20 {
+		s.run(t, command("true"), "")
+	}
+	close(resume)
+	if err := <-ended; err != nil || got != 1_000_000 {
+		t.Errorf("%d bytes, %v", got, err)
+	}
+}

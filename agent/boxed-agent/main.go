@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -32,11 +33,16 @@ func main() {
 		fmt.Println("boxed-agent", version)
 		return
 	}
-	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "boxed-agent runs as the first process of a sandbox; boxed-node starts it")
+	if os.Getpid() != 1 || os.Getuid() != 0 || os.Getgid() != 0 {
+		fmt.Fprintln(os.Stderr, "boxed-agent runs as the first process of a sandbox, as root of it; boxed-node starts it")
 		os.Exit(2)
 	}
-	if err := run(); err != nil {
+	// The main thread does nothing, so that it never becomes one that acts for the
+	// user: what the kernel shows of a process is its main thread's.
+	runtime.LockOSThread()
+	ended := make(chan error)
+	go func() { ended <- run() }()
+	if err := <-ended; err != nil {
 		fmt.Fprintln(os.Stderr, "boxed-agent:", err)
 		os.Exit(1)
 	}

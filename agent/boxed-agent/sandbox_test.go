@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -101,12 +102,11 @@ func (s *sandbox) listen(t testing.TB, known bool) {
 	s.Host = host
 }
 
-var execs int
+var execs atomic.Int64
 
 // command is a request that runs a shell script.
 func command(argv ...string) agent.ExecStart {
-	execs++
-	a := agent.ExecStart{ID: fmt.Sprintf("exec%d", execs), Dir: "/tmp", Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/tmp"}}
+	a := agent.ExecStart{ID: fmt.Sprintf("exec%d", execs.Add(1)), Dir: "/tmp", Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/tmp"}}
 	for _, arg := range argv {
 		a.Argv = append(a.Argv, []byte(arg))
 	}
