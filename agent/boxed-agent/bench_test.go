@@ -28,3 +28,13 @@ func BenchmarkStdout(b *testing.B) {
 		}
 	}
 }
+
+// One question and its answer.
+func BenchmarkPing(b *testing.B) {
+	s := start(b)
+	for b.Loop() {
+		if err := s.Ping(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -25,23 +25,24 @@ var languages = map[string]language{
 // it tells by the file's name.
 var esModule = regexp.MustCompile(`(?m)^\s*(import\s*[\w*{"']|export\s+(default|const|let|var|function|class|async|\{))`)
 
-// prepareCode puts the code into a file in /tmp, so that a program of any size
-// runs and tracebacks name a file and show its lines. The modules of the
-// working directory stay in reach.
-func (s *system) prepareCode(start *agent.ExecStart) (argv []string, cleanup func(), err error) {
+// prepareCode puts the code into a file in a directory of its own below /tmp, so
+// that a program of any size runs and tracebacks name a file and show its lines.
+// The modules of the working directory stay in reach. The caller removes the
+// directory, also after an error.
+func prepareCode(start *agent.ExecStart) (argv []string, dir string, err error) {
 	lang, ok := languages[start.Language]
 	if !ok {
-		return nil, nil, &agent.Error{Code: agent.ErrInvalid, Message: "unknown language " + start.Language, Path: "language"}
+		return nil, "", &agent.Error{Code: agent.ErrInvalid, Message: "unknown language " + start.Language, Path: "language"}
 	}
 	var interpreter string
 	for _, name := range lang.interpreters {
-		if full, err := s.lookPath(name, *start); err == nil {
+		if full, err := lookPath(name, *start); err == nil {
 			interpreter = full
 			break
 		}
 	}
 	if interpreter == "" {
-		return nil, nil, &agent.Error{
+		return nil, "", &agent.Error{
 			Code: agent.ErrNotFound, Path: "language",
 			Message: "this image has no " + lang.interpreters[0] + "; choose an image that has it, or run a program of the image with args",
 		}
@@ -50,26 +51,9 @@ func (s *system) prepareCode(start *agent.ExecStart) (argv []string, cleanup fun
 	if start.Language == "javascript" && esModule.Match(start.Code) {
 		file = "main.mjs"
 	}
-	dir := "/tmp/boxed-" + start.ID
-	err = s.user.do(func() error {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			return err
-		}
-		if start.Language == "javascript" {
-			os.Symlink(path.Join(start.Dir, "node_modules"), path.Join(dir, "node_modules"))
-		}
-		// Exclusively: user code that is quick must not put a FIFO there.
-		f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		_, err = f.Write(start.Code)
-		return errors.Join(err, f.Close())
-	})
-	cleanup = func() { s.user.do(func() error { return os.RemoveAll(dir) }) }
-	if err != nil {
-		cleanup()
-		return nil, nil, fileError(err, dir)
+	dir = "/tmp/boxed-" + start.ID
+	if err := writeCode(*start, dir, file); err != nil {
+		return nil, dir, fileError(err, dir)
 	}
 	if start.Language == "python" {
 		pythonPath := start.Dir
@@ -78,7 +62,23 @@ func (s *system) prepareCode(start *agent.ExecStart) (argv []string, cleanup fun
 		}
 		start.Env = append(start.Env, "PYTHONPATH="+pythonPath)
 	}
-	return []string{interpreter, path.Join(dir, file)}, cleanup, nil
+	return []string{interpreter, path.Join(dir, file)}, dir, nil
+}
+
+func writeCode(start agent.ExecStart, dir, file string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if start.Language == "javascript" {
+		os.Symlink(path.Join(start.Dir, "node_modules"), path.Join(dir, "node_modules"))
+	}
+	// Exclusively: user code that is quick must not put a FIFO there.
+	f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(start.Code)
+	return errors.Join(err, f.Close())
 }
 
 // fileError is err as one that the host understands.

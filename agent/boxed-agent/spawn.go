@@ -23,53 +23,75 @@ func (s *system) Spawn(start agent.ExecStart) (agent.Process, error) {
 			return nil, &agent.Error{Code: agent.ErrInvalid, Message: "an argument holds a zero byte", Path: "args"}
 		}
 	}
-	if err := s.checkDir(start.Dir); err != nil {
+	var l launch
+	// All that touches files at once: each change of threads costs as much as the rest.
+	if err := s.user.do(func() error { return l.prepare(&start, argv) }); err != nil {
+		s.discard(&l)
 		return nil, err
 	}
-	cleanup := func() {}
-	if start.Language != "" {
-		var err error
-		if argv, cleanup, err = s.prepareCode(&start); err != nil {
-			return nil, err
-		}
-	}
-	if len(argv) == 0 || argv[0] == "" {
-		return nil, &agent.Error{Code: agent.ErrInvalid, Message: "no program is named", Path: "args"}
-	}
-	p, err := s.launch(start, argv)
+	defer l.streams.closeChildEnds()
+	p, err := s.launch(start, &l)
 	if err != nil {
-		cleanup()
+		l.streams.closeOurEnds()
+		s.discard(&l)
 		return nil, err
 	}
-	p.cleanup = cleanup
 	return p, nil
 }
 
-func (s *system) launch(start agent.ExecStart, argv []string) (*process, error) {
-	program, err := s.lookPath(argv[0], start)
-	if err != nil {
-		return nil, err
+// launch is a program that is ready to be started.
+type launch struct {
+	argv    []string
+	program string // path
+	streams *streams
+	codeDir string // with the code's file; "" without one
+}
+
+// prepare runs with the user's rights, as do the functions that it calls.
+func (l *launch) prepare(start *agent.ExecStart, argv []string) (err error) {
+	if err := checkDir(start.Dir); err != nil {
+		return err
 	}
-	streams, err := s.openStreams(start)
-	if err != nil {
-		return nil, fmt.Errorf("open streams: %w", err)
+	if start.Language != "" {
+		if argv, l.codeDir, err = prepareCode(start); err != nil {
+			return err
+		}
 	}
-	defer streams.closeChildEnds()
+	if len(argv) == 0 || argv[0] == "" {
+		return &agent.Error{Code: agent.ErrInvalid, Message: "no program is named", Path: "args"}
+	}
+	l.argv = argv
+	if l.program, err = lookPath(argv[0], *start); err != nil {
+		return err
+	}
+	if l.streams, err = openStreams(*start); err != nil {
+		return fmt.Errorf("open streams: %w", err)
+	}
+	return nil
+}
+
+// discard removes the code's file, if there is one.
+func (s *system) discard(l *launch) {
+	if l.codeDir != "" {
+		s.user.do(func() error { return os.RemoveAll(l.codeDir) })
+	}
+}
+
+func (s *system) launch(start agent.ExecStart, l *launch) (*process, error) {
 	oom := oomKills()
 	attr := &syscall.ProcAttr{
-		Dir: start.Dir, Env: start.Env, Files: streams.fds(),
+		Dir: start.Dir, Env: start.Env, Files: l.streams.fds(),
 		Sys: &syscall.SysProcAttr{
 			Credential: &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.uid)},
 			Setsid:     true, Setctty: start.TTY, Ctty: 0,
 		},
 	}
-	child, mark, err := s.forker.start(program, argv, attr)
+	child, mark, err := s.forker.start(l.program, l.argv, attr)
 	if err != nil {
-		streams.closeOurEnds()
-		return nil, startError(argv[0], err)
+		return nil, startError(l.argv[0], err)
 	}
-	p := &process{system: s, child: child, mark: mark, tty: start.TTY, oomBefore: oom, cleanup: func() {}}
-	p.take(streams)
+	p := &process{system: s, child: child, mark: mark, tty: start.TTY, oomBefore: oom, cleanup: func() { s.discard(l) }}
+	p.take(l.streams)
 	return p, nil
 }
 
@@ -95,37 +117,35 @@ func startError(name string, err error) error {
 	return e
 }
 
-func (s *system) checkDir(dir string) error {
+func checkDir(dir string) error {
 	bad := func(why string) error {
 		return &agent.Error{Code: agent.ErrInvalid, Message: fmt.Sprintf("working directory %q %s", dir, why), Path: "dir"}
 	}
 	if !path.IsAbs(dir) {
 		return bad("is not absolute")
 	}
-	return s.user.do(func() error {
-		var st unix.Stat_t
-		switch err := unix.Stat(dir, &st); {
-		case errors.Is(err, unix.ENOENT):
-			return bad("does not exist")
-		case errors.Is(err, unix.EACCES):
-			return bad("may not be entered by the sandbox's user")
-		case err != nil:
-			return bad(err.Error())
-		case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-			return bad("is not a directory")
-		}
-		return nil
-	})
+	var st unix.Stat_t
+	switch err := unix.Stat(dir, &st); {
+	case errors.Is(err, unix.ENOENT):
+		return bad("does not exist")
+	case errors.Is(err, unix.EACCES):
+		return bad("may not be entered by the sandbox's user")
+	case err != nil:
+		return bad(err.Error())
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return bad("is not a directory")
+	}
+	return nil
 }
 
-// lookPath finds a program as a shell would, with the user's rights.
-func (s *system) lookPath(name string, start agent.ExecStart) (string, error) {
+// lookPath finds a program as a shell would.
+func lookPath(name string, start agent.ExecStart) (string, error) {
 	if strings.Contains(name, "/") {
 		full := name
 		if !path.IsAbs(full) {
 			full = path.Join(start.Dir, name)
 		}
-		return name, s.executable(name, full)
+		return name, executable(name, full)
 	}
 	var denied error
 	for _, dir := range strings.Split(getenv(start.Env, "PATH"), ":") {
@@ -133,7 +153,7 @@ func (s *system) lookPath(name string, start agent.ExecStart) (string, error) {
 			dir = path.Join(start.Dir, dir)
 		}
 		full := path.Join(dir, name)
-		switch err := s.executable(name, full); {
+		switch err := executable(name, full); {
 		case err == nil:
 			return full, nil
 		case err.(*agent.Error).Code != agent.ErrNotFound:
@@ -147,18 +167,16 @@ func (s *system) lookPath(name string, start agent.ExecStart) (string, error) {
 }
 
 // executable reports whether a path is a program, as *agent.Error if not.
-func (s *system) executable(name, full string) error {
-	return s.user.do(func() error {
-		var st unix.Stat_t
-		err := unix.Stat(full, &st)
-		switch {
-		case err != nil && !errors.Is(err, fs.ErrPermission):
-			return &agent.Error{Code: agent.ErrNotFound, Message: name + " does not exist in the sandbox", Path: name}
-		case err != nil, st.Mode&unix.S_IFMT != unix.S_IFREG, st.Mode&0o111 == 0:
-			return &agent.Error{Code: agent.ErrStartFailed, Message: name + " is not an executable file", Path: name}
-		}
-		return nil
-	})
+func executable(name, full string) error {
+	var st unix.Stat_t
+	err := unix.Stat(full, &st)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrPermission):
+		return &agent.Error{Code: agent.ErrNotFound, Message: name + " does not exist in the sandbox", Path: name}
+	case err != nil, st.Mode&unix.S_IFMT != unix.S_IFREG, st.Mode&0o111 == 0:
+		return &agent.Error{Code: agent.ErrStartFailed, Message: name + " is not an executable file", Path: name}
+	}
+	return nil
 }
 
 func getenv(env []string, key string) string {
@@ -178,7 +196,9 @@ type streams struct {
 	stderr       *os.File // ours; nil on a terminal
 }
 
-func (s *system) openStreams(start agent.ExecStart) (st *streams, err error) {
+// openStreams runs with the user's rights, so that a program may open its own
+// terminal or /dev/stderr again by name.
+func openStreams(start agent.ExecStart) (st *streams, err error) {
 	st = &streams{}
 	defer func() {
 		if err != nil {
@@ -187,33 +207,24 @@ func (s *system) openStreams(start agent.ExecStart) (st *streams, err error) {
 		}
 	}()
 	if start.TTY {
-		// Opened with the user's rights, so that the terminal is the user's.
-		err = s.user.do(func() (err error) {
-			st.stdout, st.in, err = pty.Open()
-			return err
-		})
-		if err != nil {
+		if st.stdout, st.in, err = pty.Open(); err != nil {
 			return st, err
 		}
 		st.stdin, st.out, st.err = st.stdout, st.in, st.in
 		return st, setSize(st.stdout, start.Cols, start.Rows)
 	}
-	// With the user's rights too: a program may open its own /dev/stderr again.
-	err = s.user.do(func() (err error) {
-		if start.Stdin {
-			st.in, st.stdin, err = os.Pipe()
-		} else {
-			st.in, err = os.Open(os.DevNull)
-		}
-		if err != nil {
-			return err
-		}
-		if st.stdout, st.out, err = os.Pipe(); err != nil {
-			return err
-		}
-		st.stderr, st.err, err = os.Pipe()
-		return err
-	})
+	if start.Stdin {
+		st.in, st.stdin, err = os.Pipe()
+	} else {
+		st.in, err = os.Open(os.DevNull)
+	}
+	if err != nil {
+		return st, err
+	}
+	if st.stdout, st.out, err = os.Pipe(); err != nil {
+		return st, err
+	}
+	st.stderr, st.err, err = os.Pipe()
 	return st, err
 }
 
