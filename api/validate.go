@@ -186,7 +186,7 @@ func loneSurrogate(raw []byte) bool {
 	}
 }
 
-// hex4 reads `\uXXXX`; -1 if it is not one.
+// hex4 reads `\u` and four hexadecimal digits; -1 if it is not that.
 func hex4(raw []byte) int64 {
 	if len(raw) < 6 {
 		return -1

@@ -1,4 +1,4 @@
-// Boxed-node is the daemon of boxed: it runs the sandboxes of one host and
+// Command boxed-node is the daemon of boxed: it runs the sandboxes of one host and
 // serves the API.
 //
 // Here are its configuration (config.go, settings.go, load.go), what it needs

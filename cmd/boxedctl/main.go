@@ -1,4 +1,4 @@
-// Boxedctl is the command line of boxed: it makes sandboxes, runs programs in
+// Command boxedctl is the command line of boxed: it makes sandboxes, runs programs in
 // them, copies files, forwards ports, and looks after keys and contexts.
 //
 // It speaks to one node over HTTP by api/client and links neither Docker nor

@@ -222,7 +222,7 @@ type guest struct {
 	l    net.Listener
 }
 
-// newBox makes a Box with the directory that the lead's Manager would make.
+// newBox makes a Box with a directory such as sandbox.Manager makes.
 func newBox(t *testing.T, img sandbox.Image) (sandbox.Box, net.Listener) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bx")
