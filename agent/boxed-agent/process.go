@@ -74,7 +74,10 @@ func (p *process) Signal(name string, tree bool) error {
 	return p.system.reaper.signal(p.child, sig)
 }
 
-func (p *process) KillTree() error { return killTree(p.mark) }
+func (p *process) KillTree() error {
+	defer p.system.census.stale()
+	return killTree(p.mark)
+}
 
 func (p *process) Resize(cols, rows uint16) error {
 	if !p.tty {

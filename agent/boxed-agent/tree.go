@@ -74,6 +74,13 @@ type census struct {
 
 const censusFresh = 50 * time.Millisecond
 
+// stale makes the next question scan.
+func (c *census) stale() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = time.Time{}
+}
+
 func (c *census) count(mark uint64) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
