@@ -36,6 +36,7 @@ const (
 	EndAgentLost     EndReason = "agent_lost"     // its agent stayed away for longer than allowed
 	EndHostRestarted EndReason = "host_restarted" // the machine was restarted
 	EndVanished      EndReason = "vanished"       // its container was removed by somebody else
+	EndSockets       EndReason = "sockets"        // it held more TCP connections than its host can bear
 )
 
 // Limits bound what one sandbox uses. Zero means the template's or the node's
@@ -144,6 +145,17 @@ type Workspace struct {
 type Egress struct {
 	Profile string `json:"profile"`
 }
+
+// Bounds of a Spec. api/openapi.yaml says the same.
+const (
+	MaxLabels     = 64
+	MaxLabelKey   = 63 // bytes
+	MaxLabelValue = 256
+	MaxEnv        = 256       // variables
+	MaxEnvBytes   = 256 << 10 // of all names and values
+	MaxEnvJSON    = 512 << 10 // of them and the template's as JSON, which a record holds
+	MaxFiles      = 256
+)
 
 // Spec asks for a sandbox. The zero Spec is valid: the default template.
 type Spec struct {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -14,18 +15,12 @@ import (
 
 // Bounds of a spec.
 const (
-	maxLabels     = 64
-	maxLabelKey   = 63
-	maxLabelValue = 256
-	maxEnv        = 256
-	maxEnvBytes   = 256 << 10 // of all names and values
-	maxPath       = 4096
-	maxFiles      = 256
-	maxFileBytes  = 8 << 20 // of all files of a spec; more goes as tar
-	minMemory     = boxed.MemoryHeadroom + 16*boxed.MiB
-	minCPUs       = 0.05
-	maxLimit      = 1 << 48 // of any limit, so that sums of them do not overflow
-	minIdle       = boxed.Duration(time.Second)
+	maxPath      = 4096
+	maxFileBytes = 8 << 20 // of all files of a spec; more goes as tar
+	minMemory    = boxed.MemoryHeadroom + 16*boxed.MiB
+	minCPUs      = 0.05
+	maxLimit     = 1 << 48 // of any limit, so that sums of them do not overflow
+	minIdle      = boxed.Duration(time.Second)
 )
 
 func invalid(field, format string, args ...any) error {
@@ -59,23 +54,23 @@ func checkName(name string) error {
 }
 
 func checkLabels(labels map[string]string) error {
-	if len(labels) > maxLabels {
-		return invalid("labels", "%d labels, at most %d are allowed", len(labels), maxLabels)
+	if len(labels) > boxed.MaxLabels {
+		return invalid("labels", "%d labels, at most %d are allowed", len(labels), boxed.MaxLabels)
 	}
 	for key, value := range labels {
-		if key == "" || len(key) > maxLabelKey || !utf8.ValidString(key) || strings.ContainsAny(key, "=\x00\n") {
-			return invalid("labels", "the key %.80q must have 1 to %d bytes, and no = in it", key, maxLabelKey)
+		if key == "" || len(key) > boxed.MaxLabelKey || !utf8.ValidString(key) || strings.ContainsAny(key, "=\x00\n") {
+			return invalid("labels", "the key %.80q must have 1 to %d bytes, and no = in it", key, boxed.MaxLabelKey)
 		}
-		if len(value) > maxLabelValue || !utf8.ValidString(value) || strings.ContainsRune(value, 0) {
-			return invalid("labels."+key, "a value has at most %d bytes", maxLabelValue)
+		if len(value) > boxed.MaxLabelValue || !utf8.ValidString(value) || strings.ContainsRune(value, 0) {
+			return invalid("labels."+key, "a value has at most %d bytes", boxed.MaxLabelValue)
 		}
 	}
 	return nil
 }
 
 func checkEnv(env map[string]string) error {
-	if len(env) > maxEnv {
-		return invalid("env", "%d variables, at most %d are allowed", len(env), maxEnv)
+	if len(env) > boxed.MaxEnv {
+		return invalid("env", "%d variables, at most %d are allowed", len(env), boxed.MaxEnv)
 	}
 	size := 0
 	for name, value := range env {
@@ -84,8 +79,21 @@ func checkEnv(env map[string]string) error {
 		}
 		size += len(name) + len(value)
 	}
-	if size > maxEnvBytes {
-		return invalid("env", "%d bytes of variables, at most %d are allowed", size, maxEnvBytes)
+	if size > boxed.MaxEnvBytes {
+		return invalid("env", "%d bytes of variables, at most %d are allowed", size, boxed.MaxEnvBytes)
+	}
+	return nil
+}
+
+// checkRecorded judges what a record will hold, the template's variables
+// included: as JSON a byte may take six.
+func checkRecorded(env map[string]string) error {
+	encoded, err := json.Marshal(env)
+	if err != nil {
+		return err
+	}
+	if len(encoded) > boxed.MaxEnvJSON {
+		return invalid("env", "%d bytes of variables as JSON, the template's included; at most %d are allowed", len(encoded), boxed.MaxEnvJSON)
 	}
 	return nil
 }
@@ -145,8 +153,8 @@ func (n *Node) checkLimits(l boxed.Limits) error {
 }
 
 func checkFiles(files []boxed.File) error {
-	if len(files) > maxFiles {
-		return invalid("files", "%d files, at most %d are allowed; send more as tar", len(files), maxFiles)
+	if len(files) > boxed.MaxFiles {
+		return invalid("files", "%d files, at most %d are allowed; send more as tar", len(files), boxed.MaxFiles)
 	}
 	size := 0
 	for i, f := range files {

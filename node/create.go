@@ -102,7 +102,7 @@ func (n *Node) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error)
 		return spec, err
 	}
 	spec.Env = merged(env, spec.Env)
-	return spec, nil
+	return spec, checkRecorded(spec.Env)
 }
 
 func merged(base, over map[string]string) map[string]string {

@@ -25,10 +25,17 @@ func (n *Node) mine(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !boxed.PrincipalFrom(ctx).MaySee(s.Owner) {
-		return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
+	switch {
+	case boxed.PrincipalFrom(ctx).MaySee(s.Owner):
+		return s, nil
+	case !n.cfg.Manager.Recovered(): // as to what is not there
+		return nil, errRecovering()
 	}
-	return s, nil
+	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
+}
+
+func errRecovering() error {
+	return boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
 }
 
 // Get returns a living sandbox or an end record.
@@ -139,7 +146,7 @@ func (n *Node) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) 
 		}
 	}
 	if !n.cfg.Manager.Recovered() {
-		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
+		return nil, errRecovering()
 	}
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %q", ref)
 }

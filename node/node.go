@@ -166,8 +166,12 @@ func (n *Node) ask(answered chan struct{}) {
 
 // Ready returns why the node cannot take work, or nothing.
 func (n *Node) Ready(ctx context.Context) []string {
+	return n.problems(n.engine(ctx))
+}
+
+// problems are why the node cannot take work, where the engine says info or err.
+func (n *Node) problems(info sandbox.Info, err error) []string {
 	problems := []string{}
-	info, err := n.engine(ctx)
 	switch {
 	case err != nil:
 		problems = append(problems, boxed.AsError(err).Message)
@@ -198,7 +202,7 @@ func (n *Node) state(info sandbox.Info, engineErr error, used boxed.Capacity) sc
 // NodeInfo describes this node.
 func (n *Node) NodeInfo(ctx context.Context) (*boxed.NodeInfo, error) {
 	info, err := n.engine(ctx)
-	problems := append(n.Ready(ctx), info.Problems...)
+	problems := append(n.problems(info, err), info.Problems...)
 	used, _ := n.cfg.Manager.Used()
 	pools, hits, misses := n.cfg.Manager.Pools()
 	for _, p := range pools {

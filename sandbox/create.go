@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -47,7 +46,7 @@ func (a Admission) Named(owner, name string) (id boxed.ID) {
 }
 
 func (a Admission) each(f func(*boxed.Sandbox)) {
-	for _, b := range a.m.boxes {
+	for _, b := range a.m.living {
 		if r := b.record(); !r.Pooled && !r.Sandbox.State.Ended() {
 			f(&r.Sandbox)
 		}
@@ -66,9 +65,11 @@ func (m *Manager) Create(ctx context.Context, owner string, spec boxed.Spec, adm
 		return nil, err
 	}
 	if b != nil {
-		m.emit(boxed.EventCreated, b.view(), nil)
-		err = b.hand(ctx, spec)
-	} else {
+		if err = b.hand(ctx, spec); err != nil && b.died() { // which is no fault of the caller's
+			b, miss = nil, missDied
+		}
+	}
+	if b == nil {
 		b, err = m.cold(ctx, owner, spec, miss, admit)
 	}
 	if err != nil {
@@ -83,16 +84,18 @@ func (m *Manager) check(admit func(Admission) error) error {
 	defer m.mu.Unlock()
 	switch {
 	case m.closed:
-		return boxed.Errorf(boxed.CodeNotReady, "the node is stopping")
+		return errStopping()
 	case !m.recovered:
-		return boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
+		return errRecovering()
 	}
 	return admit(Admission{m})
 }
 
+func errStopping() error { return boxed.Errorf(boxed.CodeNotReady, "the node is stopping") }
+
 // cold makes a sandbox that the pool does not have.
 func (m *Manager) cold(ctx context.Context, owner string, spec boxed.Spec, miss string, admit func(Admission) error) (*box, error) {
-	image, err := m.cfg.Driver.Image(ctx, spec.Image, m.pullEvents(owner, spec.Image))
+	image, err := m.image(ctx, owner, spec.Image)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +110,6 @@ func (m *Manager) cold(ctx context.Context, owner string, spec boxed.Spec, miss 
 	if err != nil {
 		return nil, err
 	}
-	m.emit(boxed.EventCreated, b.view(), nil)
 	if err := b.make(ctx, image); err != nil {
 		return nil, err
 	}
@@ -119,7 +121,7 @@ func (m *Manager) register(rec Record, admit func(Admission) error) (*box, error
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed { // while the image was pulled
-		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is stopping")
+		return nil, errStopping()
 	}
 	if err := admit(Admission{m}); err != nil {
 		return nil, err
@@ -129,17 +131,6 @@ func (m *Manager) register(rec Record, admit func(Admission) error) (*box, error
 		m.misses[rec.Sandbox.WarmMiss]++
 	}
 	return b, err
-}
-
-// pullEvents tells the owner how a pull goes on.
-func (m *Manager) pullEvents(owner, ref string) func(PullProgress) {
-	return func(p PullProgress) {
-		message := ref + ": " + p.Message
-		if p.Total > 0 {
-			message = fmt.Sprintf("%s (%d of %d MiB)", message, p.Current/boxed.MiB, p.Total/boxed.MiB)
-		}
-		m.emit(boxed.EventImage, &boxed.Sandbox{Owner: owner, Message: message}, nil)
-	}
 }
 
 // runtime is the OCI runtime to use for one asked for by name.
@@ -199,7 +190,7 @@ func (m *Manager) registerLocked(rec Record) (*box, error) {
 	}
 	rec.UID = uid
 	b := newBox(m, rec)
-	m.boxes[b.id] = b
+	m.boxes[b.id], m.living[b.id] = b, b
 	return b, nil
 }
 
@@ -265,8 +256,13 @@ func (b *box) undo(ctx context.Context, stepName string, err error) error {
 	reason := boxed.EndCreateFailed
 	why := fmt.Sprintf("step %q of create failed: %v", stepName, err)
 	b.m.log.Warn("create failed", "sandbox", b.id, "step", stepName, "err", err)
-	if ended := b.alive(); ended != nil { // somebody ended it meanwhile: that is why the step failed
-		err = ended
+	if b.record().Sandbox.Warm { // it ran before: it may have died of itself
+		b.judge(context.WithoutCancel(ctx))
+	}
+	if ended := b.alive(); ended != nil { // meanwhile: that is why the step failed
+		if err = ended; b.died() { // gone is what somebody has made to be
+			err = boxed.Errorf(boxed.CodeInternal, "create: %s: it ended by itself: %s", stepName, b.record().Why)
+		}
 	}
 	if derr := b.destroy(context.WithoutCancel(ctx), reason, why, boxed.StateFailed); derr != nil {
 		b.m.log.Error("undo of create", "sandbox", b.id, "err", derr)
@@ -282,10 +278,28 @@ func (b *box) undo(ctx context.Context, stepName string, err error) error {
 }
 
 func (b *box) stepRecord(context.Context) error {
-	return b.update(func(r *Record) error {
+	err := b.update(func(r *Record) error {
 		r.Sandbox.State = boxed.StateStarting
-		return nil
+		return b.alive()
 	})
+	if err == nil && !b.record().Pooled {
+		b.announce()
+	}
+	return err
+}
+
+// announce tells the owner of a sandbox, once.
+func (b *box) announce() {
+	b.created.Do(func() { b.m.emit(boxed.EventCreated, b.view(), nil) })
+}
+
+// died reports whether it ended by itself.
+func (b *box) died() bool {
+	switch b.record().Ending {
+	case boxed.EndCrashed, boxed.EndOOM, boxed.EndSockets, boxed.EndAgentLost, boxed.EndAgentProtocol, boxed.EndVanished:
+		return true
+	}
+	return false
 }
 
 func (b *box) dir() string { return filepath.Join(b.m.cfg.Dir, string(b.id)) }
@@ -311,9 +325,26 @@ func (b *box) listen(known bool) error {
 	if err != nil {
 		return err
 	}
+	if err := b.setHost(host); err != nil {
+		host.Close()
+		return err
+	}
+	return nil
+}
+
+// setHost keeps the link, unless there is nobody any more who would close it.
+func (b *box) setHost(host *agent.Host) error {
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.rec.Ending != "":
+		return goneError(&b.rec)
+	case b.m.closed:
+		return errStopping()
+	}
 	b.host = host
-	b.mu.Unlock()
 	return nil
 }
 
@@ -348,9 +379,10 @@ func (b *box) stepStart(ctx context.Context) error {
 }
 
 func (b *box) stepLink(ctx context.Context) error {
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
+	host := b.link()
+	if host == nil { // the node is stopping
+		return agent.ErrClosed
+	}
 	for {
 		look, cancel := context.WithTimeout(ctx, linkLook)
 		err := host.Ready(look)
@@ -368,108 +400,6 @@ func (b *box) stepLink(ctx context.Context) error {
 			return fmt.Errorf("the agent did not connect: %w", errors.Join(ctx.Err(), serr))
 		}
 	}
-}
-
-// hand prepares a made sandbox for its owner and makes it running.
-func (b *box) hand(ctx context.Context, spec boxed.Spec) error {
-	if err := b.prepare(ctx, spec); err != nil {
-		return b.undo(ctx, "prepare", err)
-	}
-	err := b.update(func(r *Record) error {
-		if err := b.alive(); err != nil {
-			return err
-		}
-		now := b.m.cfg.Now()
-		r.Sandbox.State, r.Sandbox.StartedAt = boxed.StateRunning, now
-		r.expire(now, r.Sandbox.TTL)
-		return nil
-	})
-	if err != nil {
-		return b.undo(ctx, "running", err)
-	}
-	b.mu.Lock()
-	b.active = b.m.cfg.Now()
-	host, r := b.host, b.rec
-	b.mu.Unlock()
-	if r.Sandbox.Warm {
-		// The agent's dead man's switch is set behind the caller's back: it
-		// matters in an hour.
-		b.m.later(func(ctx context.Context) { b.pushLease(ctx, host) })
-	}
-	b.m.emit(boxed.EventStarted, b.view(), nil)
-	return nil
-}
-
-// pushLease tells the agent how long it may go on without a host.
-func (b *box) pushLease(ctx context.Context, host *agent.Host) {
-	if host == nil {
-		return
-	}
-	r := b.record()
-	ctx, cancel := b.m.untilStop(ctx, 5*time.Second)
-	defer cancel()
-	config := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
-	if err := host.Configure(ctx, config); err != nil && !errors.Is(err, agent.ErrClosed) {
-		b.m.log.Warn("set the agent's lease", "sandbox", b.id, "err", err)
-	}
-}
-
-// prepare sets limits that differ from the pool's, makes the working directory
-// and writes the spec's files.
-func (b *box) prepare(ctx context.Context, spec boxed.Spec) error {
-	r := b.record()
-	changed := r.Sandbox.Limits != b.made
-	if r.Sandbox.Warm && (changed || spec.Dir != boxed.DefaultDir || len(spec.Files) > 0) {
-		// From here on it is used: a crash must not find it in the pool.
-		if err := b.stepRecord(ctx); err != nil {
-			return err
-		}
-	}
-	if changed {
-		if err := b.m.cfg.Driver.Limit(ctx, r.ContainerID, r.Sandbox.Limits); err != nil {
-			return err
-		}
-	}
-	if spec.Dir == boxed.DefaultDir && len(spec.Files) == 0 {
-		return nil
-	}
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
-	if host == nil {
-		return agent.ErrClosed
-	}
-	if spec.Dir != boxed.DefaultDir {
-		if err := host.Mkdir(ctx, spec.Dir, true); err != nil {
-			return asInvalid(b.linkError(err), "dir")
-		}
-	}
-	for i, f := range spec.Files {
-		p := f.Path
-		if !path.IsAbs(p) {
-			p = path.Join(spec.Dir, p)
-		}
-		w := agent.Write{Path: p, Mode: f.Mode, Parents: true}
-		if _, err := host.Write(ctx, w, strings.NewReader(string(f.Content))); err != nil {
-			return asInvalid(b.linkError(err), fmt.Sprintf("files[%d].path", i))
-		}
-	}
-	return nil
-}
-
-// asInvalid turns what a request could have avoided into an error that names
-// the field.
-func asInvalid(err error, field string) error {
-	var e *boxed.Error
-	if errors.As(err, &e) {
-		switch e.Code {
-		case boxed.CodeForbidden, boxed.CodeNotFound, boxed.CodeConflict:
-			return boxed.Errorf(boxed.CodeInvalid, "%s: %s", field, e.Message).WithField(field)
-		case boxed.CodeNoSpace:
-			return e.WithField(field)
-		}
-	}
-	return err
 }
 
 // closeHost ends the agent link of this host's side.

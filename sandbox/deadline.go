@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
 )
 
 // Update changes a living sandbox. A new ttl counts from now, also at the very
@@ -15,6 +16,12 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 	b, err := m.find(id)
 	if err != nil {
 		return nil, err
+	}
+	if u == (boxed.Update{}) {
+		if err := b.alive(); err != nil {
+			return nil, err
+		}
+		return b.view(), nil
 	}
 	b.saving.Lock()
 	defer b.saving.Unlock()
@@ -59,171 +66,133 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 	return b.view(), nil
 }
 
-// rename judges a change, and takes the new name in the same breath: until the
-// record is durable nobody else may be given it. The caller holds b.saving.
-func (b *box) rename(name *string, admit func(Admission) error) (undo func(), err error) {
-	b.m.mu.Lock()
-	defer b.m.mu.Unlock()
-	if admit != nil {
-		if err := admit(Admission{b.m}); err != nil {
-			return nil, err
-		}
-	}
-	if name == nil {
-		return func() {}, nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	old := b.rec.Sandbox.Name
-	b.rec.Sandbox.Name = *name
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.rec.Sandbox.Name = old
-	}, nil
-}
-
 // Pause freezes a sandbox and stops its clocks. Idempotent.
 func (m *Manager) Pause(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
-	b, err := m.find(id)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, stepLimit) // what waits for the record waits for the engine
-	defer cancel()
-	did := false
-	err = b.update(func(r *Record) error {
-		if err := b.alive(); err != nil {
-			return err
-		}
-		switch r.Sandbox.State {
-		case boxed.StatePaused:
-			return nil
-		case boxed.StateRunning:
-		default:
-			return boxed.Errorf(boxed.CodeConflict, "sandbox %s is not running yet; wait for it", id)
-		}
-		if err := m.cfg.Driver.Pause(ctx, r.ContainerID); err != nil {
-			return err
-		}
-		now := m.cfg.Now()
-		r.Left = boxed.Never
-		if !r.Sandbox.ExpiresAt.IsZero() {
-			r.Left = max(1, boxed.Duration(r.Sandbox.ExpiresAt.Sub(now)))
-		}
-		r.Sandbox.State, r.Sandbox.PausedAt, r.Sandbox.ExpiresAt = boxed.StatePaused, now, time.Time{}
-		did = true
-		return nil
-	})
-	if err != nil {
-		if did { // frozen, and the record does not say so
-			b.setFrozen(ctx, m.cfg.Driver.Resume)
-		}
-		return nil, err
-	}
-	if did {
-		m.emit(boxed.EventPaused, b.view(), nil)
-	}
-	return b.view(), nil
+	return m.freeze(ctx, id, true)
 }
 
 // Resume thaws a sandbox; its clocks go on where they stopped. Idempotent.
 func (m *Manager) Resume(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
+	return m.freeze(ctx, id, false)
+}
+
+// freeze pauses or resumes. Container and record change together or not at all,
+// whatever becomes of the caller.
+func (m *Manager) freeze(ctx context.Context, id boxed.ID, frozen bool) (*boxed.Sandbox, error) {
 	b, err := m.find(id)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, stepLimit)
-	defer cancel()
-	did := false
-	err = b.update(func(r *Record) error {
-		if err := b.alive(); err != nil {
-			return err
-		}
-		switch r.Sandbox.State {
-		case boxed.StateRunning:
-			return nil
-		case boxed.StatePaused:
-		default:
-			return boxed.Errorf(boxed.CodeConflict, "sandbox %s is not paused", id)
-		}
-		if err := m.cfg.Driver.Resume(ctx, r.ContainerID); err != nil {
-			return err
-		}
-		now := m.cfg.Now()
-		b.mu.Lock()
-		b.active = now
-		b.mu.Unlock()
-		r.expire(now, r.Left)
-		r.Sandbox.State, r.Sandbox.PausedAt, r.Left = boxed.StateRunning, time.Time{}, 0
-		did = true
-		return nil
-	})
+	from, to, typ, refusal := boxed.StateRunning, boxed.StatePaused, boxed.EventPaused, "is not running yet; wait for it"
+	if !frozen {
+		from, to, typ, refusal = to, from, boxed.EventResumed, "is not paused"
+	}
+	ctx = context.WithoutCancel(ctx)
+	b.saving.Lock() // what waits for the record waits for the engine
+	defer b.saving.Unlock()
+	switch state := b.record().Sandbox.State; {
+	case b.alive() != nil:
+		return nil, b.alive()
+	case state == to:
+		return b.view(), nil
+	case state != from:
+		return nil, boxed.Errorf(boxed.CodeConflict, "sandbox %s %s", id, refusal)
+	}
+	if err = b.setFrozen(ctx, frozen); err == nil {
+		err = b.updateLocked(func(r *Record) error {
+			r.freeze(m.cfg.Now(), frozen)
+			return b.alive()
+		})
+	}
 	if err != nil {
-		if did {
-			b.setFrozen(ctx, m.cfg.Driver.Pause)
+		// An engine that failed may have done it all the same.
+		if back := b.setFrozen(ctx, !frozen); back != nil {
+			m.log.Error("take a pause or resume back", "sandbox", b.id, "err", back)
 		}
 		return nil, err
 	}
-	if did {
+	if !frozen {
 		b.mu.Lock()
-		host := b.host
+		b.active = m.cfg.Now()
 		b.mu.Unlock()
-		m.later(func(ctx context.Context) { b.pushLease(ctx, host) }) // the ttl may have changed in between
-		m.emit(boxed.EventResumed, b.view(), nil)
+		m.later(func(ctx context.Context) { b.pushLease(ctx, b.link()) }) // the ttl may have changed in between
 	}
+	m.emit(typ, b.view(), nil)
 	return b.view(), nil
 }
 
-// setFrozen takes a freeze or a thaw back whose record could not be written.
-func (b *box) setFrozen(ctx context.Context, set func(context.Context, string) error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
+// mend freezes or thaws a container that is not as its record says: the daemon
+// went away in between, or the engine failed. It does nothing while the record
+// changes.
+func (b *box) mend(ctx context.Context, frozen bool) {
+	if !b.saving.TryLock() {
+		return
+	}
+	defer b.saving.Unlock()
+	want := b.record().Sandbox.State == boxed.StatePaused
+	if frozen == want || b.alive() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, mendLimit)
 	defer cancel()
-	if err := set(ctx, b.record().ContainerID); err != nil {
-		b.m.log.Error("take a pause or resume back", "sandbox", b.id, "err", err)
+	if err := b.setFrozen(ctx, want); err != nil {
+		b.m.log.Error("make a container as paused as its record says", "sandbox", b.id, "paused", want, "err", err)
 	}
 }
 
 // sweep ends what is due, by the durable state, every second; finishes ends
-// that failed; and forgets old end records.
+// that failed; and now and then forgets old end records.
 func (m *Manager) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
+	tick, old := time.NewTicker(sweepEvery), time.NewTicker(forgetEvery)
 	defer tick.Stop()
+	defer old.Stop()
+	m.forget(m.cfg.Now())
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			m.Sweep()
+		case <-old.C:
+			m.forget(m.cfg.Now())
 		}
-		m.Sweep()
 	}
 }
 
 // Sweep does one round of what Run does every second.
 func (m *Manager) Sweep() {
 	now := m.cfg.Now()
-	for _, b := range m.all() {
-		if reason, why := b.due(now); reason != "" {
-			m.later(func(ctx context.Context) { b.endDue(ctx, reason, why) })
+	for _, b := range m.alive() {
+		b.mu.Lock()
+		reason, _ := b.dueLocked(now)
+		judge := reason != "" && !b.judging
+		b.judging = b.judging || judge
+		b.mu.Unlock()
+		if judge {
+			m.later(func(ctx context.Context) {
+				b.endDue(ctx)
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				b.judging = false
+			})
 		}
 	}
-	m.forget(now)
 }
 
-// due says whether, and why, a sandbox must end now.
-func (b *box) due(now time.Time) (boxed.EndReason, string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := &b.rec.Sandbox
+// dueLocked says whether, and why, a sandbox must end now.
+func (b *box) dueLocked(now time.Time) (boxed.EndReason, string) {
+	s, most := &b.rec.Sandbox, b.m.cfg.PausedMost
 	switch {
 	case s.State.Ended():
 		return "", ""
 	case b.rec.Ending != "": // an end that failed half-way, or runs: the lock tells
-		if b.turn.TryLock() {
+		if !b.end.waiting(now) && b.turn.TryLock() {
 			b.turn.Unlock()
 			return b.rec.Ending, b.rec.Why
 		}
 		return "", ""
+	case s.State == boxed.StatePaused && s.TTL != boxed.Never && most > 0 && now.Sub(s.PausedAt) >= most:
+		return boxed.EndExpired, "it was paused for " + boxed.Duration(most).String() + ", as long as a ttl may be"
 	case s.State != boxed.StateRunning:
 		return "", ""
 	case !s.ExpiresAt.IsZero() && !now.Before(s.ExpiresAt):
@@ -235,73 +204,82 @@ func (b *box) due(now time.Time) (boxed.EndReason, string) {
 }
 
 // endDue looks again, at what only the agent knows too, and ends the sandbox.
-func (b *box) endDue(ctx context.Context, reason boxed.EndReason, why string) {
-	// Once decided, an end is not judged again: its agent has been ended too.
-	if reason == boxed.EndIdle && b.alive() == nil && b.hasExecs(ctx) {
-		b.mu.Lock()
-		b.active = b.m.cfg.Now()
-		b.mu.Unlock()
-		return
+// Once decided, an end is not judged again: its agent has been ended too.
+func (b *box) endDue(ctx context.Context) {
+	b.mu.Lock()
+	reason, _ := b.dueLocked(b.m.cfg.Now())
+	decided := b.rec.Ending != ""
+	b.mu.Unlock()
+	if reason == boxed.EndIdle && !decided {
+		b.noteExecs(ctx)
 	}
-	// A renewal may have come between: the record decides, once.
+	// A renewal may have come between, or a use: the record decides, once.
 	b.saving.Lock()
-	again, _ := b.due(b.m.cfg.Now())
-	if again == reason {
-		b.mu.Lock()
-		if b.rec.Ending == "" {
-			b.rec.Ending, b.rec.Why = reason, why
-		}
-		b.mu.Unlock()
+	b.mu.Lock()
+	reason, why := b.dueLocked(b.m.cfg.Now())
+	if reason != "" && b.rec.Ending == "" {
+		b.rec.Ending, b.rec.Why = reason, why
 	}
+	b.mu.Unlock()
 	b.saving.Unlock()
-	if again == reason {
+	if reason != "" {
 		b.destroy(ctx, reason, why, boxed.StateStopped)
 	}
 }
 
-// hasExecs asks the agent whether anything runs: a detached exec keeps a
-// sandbox busy too. An agent that does not answer is no reason to end it.
-func (b *box) hasExecs(ctx context.Context) bool {
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
-	if host == nil {
-		return true
+// noteExecs asks the agent for execs: a detached one keeps a sandbox busy too,
+// until its end. An agent that does not answer is no reason to end it.
+func (b *box) noteExecs(ctx context.Context) {
+	var execs []agent.ExecInfo
+	err := error(agent.ErrClosed)
+	if host := b.link(); host != nil {
+		ctx, cancel := b.m.untilStop(ctx, askLimit)
+		defer cancel()
+		execs, err = host.Execs(ctx)
 	}
-	ctx, cancel := b.m.untilStop(ctx, 10*time.Second)
-	defer cancel()
-	stats, err := host.Stats(ctx)
-	return err != nil || stats.Execs > 0
+	now := b.m.cfg.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err != nil {
+		b.active = now
+	}
+	for _, e := range execs {
+		used := now
+		if e.Exit != nil && e.Ended.Before(now) {
+			used = e.Ended
+		}
+		if used.After(b.active) {
+			b.active = used
+		}
+	}
 }
 
-// forget drops end records that are too old or too many. The uids of the young
-// ones rest.
+// forget drops end records that are too old or too many. Those whose uid rests
+// are kept: it follows from them.
 func (m *Manager) forget(now time.Time) {
-	m.mu.Lock()
 	type end struct {
 		id boxed.ID
 		at time.Time
 	}
 	var ended []end
-	for id, b := range m.boxes {
-		r := b.record()
-		if r.Sandbox.State.Ended() {
-			ended = append(ended, end{id, r.Sandbox.EndedAt})
+	for _, b := range m.all() {
+		b.mu.Lock()
+		if s := &b.rec.Sandbox; s.State.Ended() {
+			ended = append(ended, end{b.id, s.EndedAt})
 		}
+		b.mu.Unlock()
 	}
 	slices.SortFunc(ended, func(a, b end) int { return b.at.Compare(a.at) })
-	var old []boxed.ID
 	for i, e := range ended {
 		age := now.Sub(e.at)
-		if age > m.cfg.EndedFor || (i >= m.cfg.EndedMost && age > uidRest) {
-			old = append(old, e.id)
-			delete(m.boxes, e.id)
+		if age <= uidRest || (age <= m.cfg.EndedFor && i < m.cfg.EndedMost) {
+			continue
 		}
-	}
-	m.mu.Unlock()
-	for _, id := range old {
-		if err := m.cfg.Records.Delete(string(id)); err != nil {
-			m.log.Error("delete an end record", "sandbox", id, "err", err)
+		m.mu.Lock()
+		delete(m.boxes, e.id)
+		m.mu.Unlock()
+		if err := m.cfg.Records.Delete(string(e.id)); err != nil {
+			m.log.Error("delete an end record", "sandbox", e.id, "err", err)
 		}
 	}
 }

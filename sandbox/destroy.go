@@ -50,18 +50,33 @@ func (b *box) destroy(ctx context.Context, reason boxed.EndReason, why string, f
 	}
 	for _, s := range destroySteps {
 		if err := b.run(ctx, s); err != nil {
-			b.m.log.Error("destroy", "sandbox", b.id, "step", s.name, "err", err)
-			return boxed.Errorf(boxed.CodeOf(err), "destroy: %s: %w; it is tried again", s.name, err)
+			err = boxed.Errorf(boxed.CodeOf(err), "destroy: %s: %w; it is tried again", s.name, err)
+			b.mu.Lock()
+			news := b.end.failed(b.m.cfg.Now(), err)
+			b.mu.Unlock()
+			if news {
+				b.m.log.Error("destroy", "sandbox", b.id, "step", s.name, "err", err)
+			}
+			return err
 		}
 	}
 	return nil
 }
 
+// stepStopping says that the end has begun. A record that cannot be written
+// must not keep what fills the disk alive: then the end is decided in memory.
+// What only a living sandbox needs leaves the record, which makes room in it.
 func (b *box) stepStopping(context.Context) error {
-	return b.update(func(r *Record) error {
-		r.Sandbox.State = boxed.StateStopping
-		return nil
-	})
+	b.saving.Lock()
+	defer b.saving.Unlock()
+	next := b.record()
+	first := next.Sandbox.State != boxed.StateStopping
+	next.Sandbox.State, next.Sandbox.Env, next.ImageEnv = boxed.StateStopping, nil, nil
+	if err := b.m.cfg.Records.Put(string(b.id), next); err != nil && first {
+		b.m.log.Error("write that a sandbox is ending", "sandbox", b.id, "err", err)
+	}
+	b.publish(next)
+	return nil
 }
 
 // stepEnd asks the agent to exit, which takes every process with it in
@@ -71,7 +86,7 @@ func (b *box) stepEnd(ctx context.Context) error {
 	host := b.host
 	paused := !b.rec.Sandbox.PausedAt.IsZero()
 	b.mu.Unlock()
-	if host == nil || paused || !host.Linked() {
+	if host == nil || paused || b.died() || !host.Linked() { // there is nobody to ask
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -113,13 +128,14 @@ func (b *box) stepEnded(context.Context) error {
 			s.State = boxed.StateFailed
 		}
 		s.Reason, s.Message, s.EndedAt = r.Ending, r.Why, now
-		r.ContainerID = ""
+		r.ContainerID, r.Secret = "", ""
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	b.m.mu.Lock()
+	delete(b.m.living, b.id)
 	b.m.uids.rest(b.record().UID, now)
 	b.m.mu.Unlock()
 	if s := b.view(); !b.record().Pooled {

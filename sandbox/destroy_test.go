@@ -166,7 +166,11 @@ func TestADestroyStepThatFailsIsRepeated(t *testing.T) {
 				case boxed.EndIdle:
 					r.advance(11 * time.Minute)
 				}
-				r.eventually("the sweep ends it", func() bool { r.Sweep(); return r.get(s.ID).State.Ended() })
+				r.eventually("the sweep ends it", func() bool {
+					r.advance(time.Minute) // at most so long between tries
+					r.Sweep()
+					return r.get(s.ID).State.Ended()
+				})
 				r.waitEnd(s.ID, boxed.StateStopped, reason)
 				if failures.Load() < 3 {
 					t.Errorf("it failed %d times", failures.Load())
@@ -234,12 +238,12 @@ func TestEndRecordsArePruned(t *testing.T) {
 		ids = append(ids, s.ID)
 		r.advance(time.Minute)
 	}
-	r.Sweep()
+	r.Forget()
 	if n := len(r.List()); n != 5 {
 		t.Errorf("%d records while their uids rest", n)
 	}
 	r.advance(sandbox.UIDRest)
-	r.Sweep()
+	r.Forget()
 	if n := len(r.List()); n != 3 {
 		t.Errorf("%d records, want the youngest 3", n)
 	}
@@ -250,7 +254,7 @@ func TestEndRecordsArePruned(t *testing.T) {
 		t.Errorf("%d records after a restart", n)
 	}
 	r.advance(25 * time.Hour)
-	r.Sweep()
+	r.Forget()
 	if all, _ := r.records.All(); len(r.List()) != 0 || len(all) != 0 {
 		t.Errorf("%d records, %d durable", len(r.List()), len(all))
 	}

@@ -40,20 +40,15 @@ func (b *box) linkError(err error) error {
 			e.With("path", clip(answer.Path))
 		}
 		return e
-	case errors.Is(err, agent.ErrClosed):
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.rec.Ending != "" || b.rec.Sandbox.State.Ended() {
-			return goneError(&b.rec)
+	case errors.Is(err, agent.ErrClosed), errors.Is(err, agent.ErrLost):
+		if gone := b.alive(); gone != nil {
+			return gone
 		}
-		return &boxed.Error{Code: boxed.CodeLost, Message: "the node is stopping; the sandbox lives on", Err: err}
-	case errors.Is(err, agent.ErrLost):
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.rec.Ending != "" || b.rec.Sandbox.State.Ended() {
-			return goneError(&b.rec)
+		message := "the link to the sandbox's agent broke; what was asked for may have happened"
+		if errors.Is(err, agent.ErrClosed) {
+			message = "the node is stopping; the sandbox lives on"
 		}
-		return &boxed.Error{Code: boxed.CodeLost, Message: "the link to the sandbox's agent broke; what was asked for may have happened", Err: err}
+		return &boxed.Error{Code: boxed.CodeLost, Message: message, Err: err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}

@@ -18,11 +18,7 @@ import (
 
 // Exec runs a program and returns when it has ended and its output is written.
 func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) (boxed.ExitStatus, error) {
-	b, err := m.find(id)
-	if err != nil {
-		return lost(""), err
-	}
-	host, done, err := b.use()
+	b, host, done, err := m.hold(id)
 	if err != nil {
 		return lost(""), err
 	}
@@ -32,17 +28,20 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 		return lost(""), err
 	}
 	execID, began := boxed.ExecID(start.ID), false
-	stop := b.control(ctx, host, start.ID, req.Resize, req.Signals)
-	defer stop()
+	stop, missing := func() {}, int64(0)
+	defer func() { stop() }()
 	exit, err := host.Exec(ctx, start, agent.Streams{
 		Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr,
 		Started: func(agent.ExecInfo) {
 			began = true
+			// Not before: a signal for what has not started would be lost.
+			stop = b.control(ctx, host, start.ID, req.Resize, req.Signals)
 			m.execEvent(boxed.EventExec, b, execID, nil)
 			if req.Started != nil {
 				req.Started(execID)
 			}
 		},
+		Gap: func(_ bool, n int64) { missing += n },
 	})
 	if !began {
 		return lost(""), b.execError(err)
@@ -52,6 +51,9 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 		return status, err // it runs on
 	}
 	m.execEvent(boxed.EventExecEnd, b, execID, &status)
+	if err == nil && missing != 0 {
+		err = boxed.Errorf(boxed.CodeLost, "%d bytes of output are missing: the link to the sandbox was broken for longer than its agent keeps output", missing)
+	}
 	return status, err
 }
 
@@ -313,20 +315,6 @@ func (m *Manager) KillExec(ctx context.Context, id boxed.ID, exec boxed.ExecID) 
 	return m.with(id, func(b *box, host *agent.Host) error {
 		return b.linkError(host.Kill(ctx, string(exec), agent.ExitCanceled))
 	})
-}
-
-// with calls f with a running sandbox's link; it counts as use.
-func (m *Manager) with(id boxed.ID, f func(*box, *agent.Host) error) error {
-	b, err := m.find(id)
-	if err != nil {
-		return err
-	}
-	host, done, err := b.use()
-	if err != nil {
-		return err
-	}
-	defer done()
-	return f(b, host)
 }
 
 // execOf is what an agent says of an exec, bounded.

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"github.com/boxed-mesh/boxed"
 )
 
 // Abandon is what a kill of the daemon does to the links: the kernel closes
@@ -10,8 +12,8 @@ import (
 func (m *Manager) Abandon() {
 	m.mu.Lock()
 	m.closed = true
-	boxes := m.allLocked()
 	m.mu.Unlock()
+	boxes := m.alive()
 	for _, b := range boxes {
 		b.mu.Lock()
 		host := b.host
@@ -47,7 +49,11 @@ func (m *Manager) UIDsInUse() (n int) {
 
 // Refresh is what Run does every few seconds for the pools.
 func (m *Manager) Refresh(ctx context.Context) {
-	m.refresh(ctx)
+	for _, p := range m.pools {
+		if p.template.Pool > 0 {
+			m.refreshPool(ctx, p)
+		}
+	}
 	m.poke()
 }
 
@@ -59,6 +65,42 @@ func (m *Manager) UID(id string) int {
 		}
 	}
 	return 0
+}
+
+// Forget is what Run does every minute for end records.
+func (m *Manager) Forget() { m.forget(m.cfg.Now()) }
+
+// SetPullPatience shortens how long a create waits for others' images.
+func (m *Manager) SetPullPatience(d time.Duration) { m.pulls.patience = d }
+
+// UIDRests reports whether a uid rests.
+func (m *Manager) UIDRests(uid int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.uids.taken[uid].IsZero()
+}
+
+// Living is how many have not ended, as all that is done often sees it.
+func (m *Manager) Living() int { return len(m.alive()) }
+
+// StepRecord is the first step of create, at a time of the test's choice.
+func (m *Manager) StepRecord(id boxed.ID) error {
+	b, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	return b.stepRecord(context.Background())
+}
+
+// Judged reports whether a sweep has done with a sandbox.
+func (m *Manager) Judged(id boxed.ID) bool {
+	b, err := m.find(id)
+	if err != nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.judging
 }
 
 // Numbers that tests follow.

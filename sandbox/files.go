@@ -70,16 +70,6 @@ func (m *Manager) ReadFile(ctx context.Context, id boxed.ID, req boxed.ReadReque
 	}, nil
 }
 
-// hold is with for what outlives the call.
-func (m *Manager) hold(id boxed.ID) (*box, *agent.Host, func(), error) {
-	b, err := m.find(id)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	host, done, err := b.use()
-	return b, host, done, err
-}
-
 // heldReader keeps a sandbox busy until it is closed.
 type heldReader struct {
 	io.ReadCloser
@@ -228,10 +218,7 @@ func (m *Manager) Stats(ctx context.Context, id boxed.ID) (*boxed.Stats, error) 
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
-	if r.Sandbox.State == boxed.StateRunning && host != nil {
+	if host := b.link(); r.Sandbox.State == boxed.StateRunning && host != nil {
 		if inside, err := host.Stats(ctx); err == nil {
 			stats.Execs, stats.AgentRSSBytes, stats.Processes = inside.Execs, inside.RSSBytes, int64(inside.Processes)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +40,9 @@ type Config struct {
 	// EndedFor and EndedMost bound how long, and how many, end records are kept.
 	EndedFor  time.Duration
 	EndedMost int
+	// PausedMost is how long a sandbox may stay paused, unless its ttl is never; 0
+	// is no bound.
+	PausedMost time.Duration
 	// Step is called before each step of create and destroy; an error is that
 	// step's. For tests.
 	Step func(sandbox boxed.ID, step string) error
@@ -58,7 +62,11 @@ const (
 	leaseGrace   = 10 * time.Minute // an agent without a host ends after the ttl and this
 	pooledLease  = time.Hour        // of a warm sandbox
 	orphanGrace  = 60 * time.Second // an attached exec waits so long for its client after a restart
+	orphanPause  = 5 * time.Second  // between tries to end those whose client did not come
+	askLimit     = 10 * time.Second // for a question that an agent may leave unanswered
+	mendLimit    = 10 * time.Second // for a container that is not frozen or thawed as its record says
 	sweepEvery   = time.Second
+	forgetEvery  = time.Minute
 	lookEvery    = 5 * time.Second  // at the engine, for containers that ended unseen
 	lookPause    = time.Second      // between looks at the engine while recovering
 	missingLooks = 3                // looks in a row before a container counts as vanished
@@ -79,7 +87,8 @@ type Manager struct {
 	stop        chan struct{} // closed by detach
 
 	mu        sync.Mutex
-	boxes     map[boxed.ID]*box
+	boxes     map[boxed.ID]*box // end records too
+	living    map[boxed.ID]*box // those of boxes that have not ended
 	uids      uidPool
 	closed    bool
 	recovered bool
@@ -87,6 +96,7 @@ type Manager struct {
 	misses    map[string]int64
 	hits      int64
 	wake      chan struct{} // tells Run that a pool needs filling
+	pulls     pulls
 }
 
 // New makes a Manager. Run recovers what an earlier life left; until then
@@ -123,9 +133,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, log: cfg.Log, bootID: strings.TrimSpace(string(boot)),
-		boxes: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
+		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
-		stop: make(chan struct{}), orphanGrace: orphanGrace, lookPause: lookPause,
+		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}
@@ -141,7 +151,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		return err
 	}
 	var parts sync.WaitGroup
-	for _, part := range []func(context.Context){m.sweep, m.look, m.watch, m.fill} {
+	for _, part := range []func(context.Context){m.sweep, m.look, m.watch, m.refresh, m.fill} {
 		parts.Go(func() { part(ctx) })
 	}
 	parts.Wait()
@@ -153,7 +163,7 @@ func (m *Manager) detach() {
 	m.mu.Lock()
 	m.closed = true
 	close(m.stop)
-	boxes := m.allLocked()
+	boxes := slices.Collect(maps.Values(m.living))
 	m.mu.Unlock()
 	m.work.Wait()
 	for _, b := range boxes {
@@ -186,18 +196,19 @@ func (m *Manager) untilStop(ctx context.Context, limit time.Duration) (context.C
 	return ctx, cancel
 }
 
-func (m *Manager) allLocked() []*box {
-	boxes := make([]*box, 0, len(m.boxes))
-	for _, b := range m.boxes {
-		boxes = append(boxes, b)
-	}
-	return boxes
-}
-
+// all are the living ones and those with an end record.
 func (m *Manager) all() []*box {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.allLocked()
+	return slices.Collect(maps.Values(m.boxes))
+}
+
+// alive are those that have not ended. There may be a thousand times as many
+// end records, so whatever is done often looks at these only.
+func (m *Manager) alive() []*box {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.living))
 }
 
 // Recovered reports whether calls are served.
@@ -207,8 +218,8 @@ func (m *Manager) Recovered() bool {
 	return m.recovered
 }
 
-// find looks up a sandbox that was handed out.
-func (m *Manager) find(id boxed.ID) (*box, error) {
+// known looks up a sandbox that was handed out, to be looked at.
+func (m *Manager) known(id boxed.ID) (*box, error) {
 	m.mu.Lock()
 	b, recovered := m.boxes[id], m.recovered
 	m.mu.Unlock()
@@ -216,20 +227,28 @@ func (m *Manager) find(id boxed.ID) (*box, error) {
 	case b != nil && b.shown():
 		return b, nil
 	case !recovered:
-		return nil, boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
+		return nil, errRecovering()
 	}
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
 }
 
-func (b *box) shown() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.listed
+// find is known for whoever uses or changes it: what became of it is not sure
+// before the engine has been asked.
+func (m *Manager) find(id boxed.ID) (*box, error) {
+	if !m.Recovered() {
+		return nil, errRecovering()
+	}
+	return m.known(id)
+}
+
+// errRecovering is the answer to what must wait until the Manager has recovered.
+func errRecovering() error {
+	return boxed.Errorf(boxed.CodeNotReady, "the node is still recovering its sandboxes; try again in a moment")
 }
 
 // Get returns a living sandbox or an end record.
 func (m *Manager) Get(id boxed.ID) (*boxed.Sandbox, error) {
-	b, err := m.find(id)
+	b, err := m.known(id)
 	if err != nil {
 		return nil, err
 	}
@@ -245,22 +264,19 @@ func (m *Manager) List() []boxed.Sandbox {
 		}
 	}
 	slices.SortFunc(list, func(a, b boxed.Sandbox) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), strings.Compare(string(a.ID), string(b.ID)))
+		// Not Compare, which heeds a reading of the monotonic clock: cursors hold these.
+		return cmp.Or(cmp.Compare(b.CreatedAt.UnixNano(), a.CreatedAt.UnixNano()), strings.Compare(string(a.ID), string(b.ID)))
 	})
 	return list
 }
 
 // Wait returns when the sandbox is in the state, or has ended.
 func (m *Manager) Wait(ctx context.Context, id boxed.ID, until boxed.State) (*boxed.Sandbox, error) {
-	b, err := m.find(id)
+	b, err := m.known(id)
 	if err != nil {
 		return nil, err
 	}
-	err = b.wait(ctx, func(r *Record) bool { return r.Sandbox.State == until || r.Sandbox.State.Ended() })
-	if err != nil {
-		return nil, err
-	}
-	return b.view(), nil
+	return b.wait(ctx, func(r *Record) bool { return r.Sandbox.State == until || r.Sandbox.State.Ended() })
 }
 
 // Used is what claimed sandboxes have reserved, and Warm what pooled ones have.
@@ -271,7 +287,7 @@ func (m *Manager) Used() (used, warm boxed.Capacity) {
 }
 
 func (m *Manager) usedLocked() (used, warm boxed.Capacity) {
-	for _, b := range m.boxes {
+	for _, b := range m.living {
 		r := b.record()
 		if r.Sandbox.State.Ended() {
 			continue

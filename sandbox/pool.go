@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -23,9 +24,9 @@ type pool struct {
 	key      string // of what fits now; others are rolled out
 	ready    []*box
 	filling  int
-	problem  string
-	retry    time.Time // not filled before, after a failure
-	failures int
+	resolve  backoff // of the image or runtime that cannot be had
+	making   backoff // of sandboxes that cannot be made
+	held     string  // why it is not filled, though it could be
 }
 
 // Reasons of a warm miss.
@@ -35,13 +36,19 @@ const (
 	missRuntime  = "runtime"
 	missLimits   = "limits" // sizes, processes or files that are fixed at create
 	missEmpty    = "empty"  // all claimed, being filled
+	missDied     = "died"   // the one that was claimed ended by itself
 )
 
 // poolKey names all that is fixed when a sandbox is made.
 func poolKey(image Image, runtime string, l boxed.Limits) string {
-	l.MemoryBytes, l.CPUs = 0, 0 // written at the claim
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %+v %v", HardeningRevision(), image.Digest, runtime, l, image.Volumes))
-	return hex.EncodeToString(sum[:8])
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %+v %v", image.Digest, runtime, fixed(l), image.Volumes))
+	return HardeningRevision() + "-" + hex.EncodeToString(sum[:8])
+}
+
+// fixed are the limits that cannot be changed at a claim.
+func fixed(l boxed.Limits) boxed.Limits {
+	l.MemoryBytes, l.CPUs = 0, 0
+	return l
 }
 
 // claim takes a warm sandbox for the spec, or says why there is none. One
@@ -50,81 +57,68 @@ func poolKey(image Image, runtime string, l boxed.Limits) string {
 func (m *Manager) claim(owner string, spec boxed.Spec, admit func(Admission) error) (*box, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, miss := m.poolForLocked(spec)
-	if miss != "" {
+	if m.closed {
+		return nil, "", errStopping()
+	}
+	fit, miss := m.poolsForLocked(spec)
+	if len(fit) == 0 {
 		return nil, miss, nil
 	}
 	if err := admit(Admission{m}); err != nil {
 		return nil, "", err
 	}
-	for i := 0; i < len(p.ready); {
-		b := p.ready[i]
-		rec := b.record()
-		switch {
-		case rec.Ending != "": // it died, and is being ended
+	fill := func(r *Record) {
+		r.fill(m.cfg.Now(), owner, spec)
+		r.Sandbox.Warm = true
+	}
+	for _, p := range fit {
+		for i, b := range p.ready {
+			if b.record().Key != p.key || !b.claim(fill) { // trim ends it, or it is dialling again
+				continue
+			}
 			p.ready = slices.Delete(p.ready, i, i+1)
-			continue
-		case rec.Key != p.key:
-			p.ready = slices.Delete(p.ready, i, i+1)
-			m.endWarmLocked(b, "its template has changed")
-			continue
-		case !b.linked(): // it is dialling again, or dead and nobody has seen it yet
-			i++
-			continue
+			m.hits++
+			m.pokeLocked()
+			return b, "", nil
 		}
-		p.ready = slices.Delete(p.ready, i, i+1)
-		rec.fill(m.cfg.Now(), owner, spec)
-		rec.Sandbox.Warm = true
-		b.publish(rec)
-		b.mu.Lock()
-		b.listed = true
-		b.mu.Unlock()
-		m.hits++
-		m.pokeLocked()
-		return b, "", nil
 	}
 	return nil, missEmpty, nil
 }
 
-// linked reports whether the agent is connected.
-func (b *box) linked() bool {
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
-	return host != nil && host.Linked()
+// poolsForLocked finds the pools whose sandboxes fit a spec.
+func (m *Manager) poolsForLocked(spec boxed.Spec) (fit []*pool, miss string) {
+	if miss = missImage; spec.Template != "" {
+		miss = missTemplate
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.pools)) {
+		p := m.pools[name]
+		if name != spec.Template && (spec.Template != "" || p.template.Image != spec.Image || p.template.Pool == 0) {
+			continue
+		}
+		if miss = p.misfit(spec); miss == "" {
+			fit = append(fit, p)
+		}
+	}
+	return fit, miss
 }
 
-// poolForLocked finds the pool whose sandboxes fit a spec.
-func (m *Manager) poolForLocked(spec boxed.Spec) (*pool, string) {
-	var p *pool
-	if spec.Template != "" {
-		p = m.pools[spec.Template]
-	} else {
-		for _, name := range slices.Sorted(maps.Keys(m.pools)) {
-			if q := m.pools[name]; q.template.Image == spec.Image && q.template.Pool > 0 {
-				p = q
-				break
-			}
-		}
-		if p == nil {
-			return nil, missImage
-		}
-	}
+// misfit says why no sandbox of the pool fits a spec, or "".
+func (p *pool) misfit(spec boxed.Spec) string {
 	switch {
-	case p == nil || p.template.Pool == 0:
-		return nil, missTemplate
-	case p.image.Digest == "":
-		return nil, missEmpty
-	case spec.Runtime != "" && spec.Runtime != p.runtime:
-		return nil, missRuntime
-	case poolKey(p.image, p.runtime, spec.Limits) != p.key:
-		return nil, missLimits
-	}
+	case p.template.Pool == 0:
+		return missTemplate
+	case p.key == "":
+		return missEmpty
+	// A spec that names no runtime wants the node's, not that of some template.
+	case spec.Runtime != p.runtime && (spec.Runtime != "" || p.template.Runtime != ""):
+		return missRuntime
+	case fixed(spec.Limits) != fixed(p.template.Limits):
+		return missLimits
 	// Tmpfs sizes are fixed, and must not outgrow the memory of this claim.
-	if spec.Limits.TmpfsBytes() > spec.Limits.MemoryBytes-boxed.MemoryHeadroom {
-		return nil, missLimits
+	case spec.Limits.TmpfsBytes() > spec.Limits.MemoryBytes-boxed.MemoryHeadroom:
+		return missLimits
 	}
-	return p, ""
+	return ""
 }
 
 // Pools describes the pools, and what claims found.
@@ -136,7 +130,7 @@ func (m *Manager) Pools() (infos []boxed.PoolInfo, hits int64, misses map[string
 		if p := m.pools[name]; p.template.Pool > 0 {
 			infos = append(infos, boxed.PoolInfo{
 				Template: name, Image: p.template.Image, Runtime: p.runtime,
-				Ready: len(p.ready), Filling: p.filling, Size: p.template.Pool, Problem: p.problem,
+				Ready: len(p.ready), Filling: p.filling, Size: p.template.Pool, Problem: cmp.Or(p.resolve.problem, p.making.problem, p.held),
 			})
 		}
 	}
@@ -164,61 +158,87 @@ func (m *Manager) fill(ctx context.Context) {
 	slots := make(chan struct{}, m.cfg.Refill)
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	m.refresh(ctx)
-	for ctx.Err() == nil {
+	for {
 		m.trim()
-		for p := m.next(); p != nil; p = m.next() {
-			select {
-			case slots <- struct{}{}:
-			case <-ctx.Done():
-				m.filled(p, nil, ctx.Err())
-				return
-			}
-			making.Go(func() {
-				b, err := m.makeWarm(ctx, p)
-				m.filled(p, b, err)
-				<-slots
-			})
+		for m.fillOne(ctx, slots, &making) {
 		}
 		select {
 		case <-ctx.Done():
+			return
 		case <-m.wake:
 		case <-look.C:
-			m.refresh(ctx)
 		}
 	}
 }
 
-// refresh looks whether a template's image or the runtime has changed; then the
-// pool is rolled: what does not fit any more is ended and made anew.
+// fillOne begins one sandbox that a pool needs, as soon as a slot is free, and
+// reports whether there was a need.
+func (m *Manager) fillOne(ctx context.Context, slots chan struct{}, making *sync.WaitGroup) bool {
+	select {
+	case slots <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	p, b, image := m.next()
+	if p == nil {
+		<-slots
+		return false
+	}
+	making.Go(func() {
+		m.filled(p, b, b.make(ctx, image))
+		<-slots
+	})
+	return true
+}
+
+// refresh keeps what is known of the templates' images and runtimes up to date,
+// each on its own: a pull of one holds no other up.
 func (m *Manager) refresh(ctx context.Context) {
-	m.mu.Lock()
-	pools := slices.Collect(maps.Values(m.pools))
-	m.mu.Unlock()
-	for _, p := range pools {
+	var each sync.WaitGroup
+	defer each.Wait()
+	for _, p := range m.pools { // the map itself never changes
 		if p.template.Pool == 0 {
 			continue
 		}
-		image, runtime, err := m.resolve(ctx, p.template)
-		m.mu.Lock()
-		if err != nil {
-			if ctx.Err() == nil && p.problem != err.Error() {
-				p.problem = err.Error()
-				m.log.Warn("a pool cannot be filled", "template", p.template.Name, "err", err)
+		each.Go(func() {
+			look := time.NewTicker(lookEvery)
+			defer look.Stop()
+			for {
+				m.refreshPool(ctx, p)
+				select {
+				case <-ctx.Done():
+					return
+				case <-look.C:
+				}
 			}
-			m.mu.Unlock()
-			continue
-		}
-		if p.image.Digest == "" || p.key != poolKey(image, runtime, p.template.Limits) {
-			p.retry, p.failures = time.Time{}, 0
-		}
-		p.image, p.runtime = image, runtime
-		p.key = poolKey(image, runtime, p.template.Limits)
-		if p.failures == 0 {
-			p.problem = ""
-		}
-		m.mu.Unlock()
+		})
 	}
+}
+
+// refreshPool looks whether a template's image or the runtime has changed; then
+// the pool is rolled: what does not fit any more is ended and made anew.
+func (m *Manager) refreshPool(ctx context.Context, p *pool) {
+	m.mu.Lock()
+	early := p.resolve.waiting(m.cfg.Now())
+	m.mu.Unlock()
+	if early {
+		return
+	}
+	image, runtime, err := m.resolve(ctx, p.template)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		if ctx.Err() == nil && p.resolve.failed(m.cfg.Now(), err) {
+			m.log.Warn("a pool cannot be filled", "template", p.template.Name, "err", err)
+		}
+		return
+	}
+	key := poolKey(image, runtime, p.template.Limits)
+	if p.image.Digest == "" || p.key != key {
+		p.making = backoff{}
+	}
+	p.image, p.runtime, p.key, p.resolve = image, runtime, key, backoff{}
+	m.pokeLocked()
 }
 
 // resolve finds a template's image and runtime, pulling the image if the
@@ -232,40 +252,36 @@ func (m *Manager) resolve(ctx context.Context, t boxed.Template) (Image, string,
 	return image, runtime, err
 }
 
-// next reserves a place in a pool that needs filling, or returns nil.
-func (m *Manager) next() *pool {
+// next finds a pool that needs filling, and registers a sandbox of it: its room
+// is taken from then on. It returns nil if there is no need.
+func (m *Manager) next() (*pool, *box, Image) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	now := m.cfg.Now()
 	for _, name := range slices.Sorted(maps.Keys(m.pools)) {
 		p := m.pools[name]
-		if p.image.Digest == "" || len(p.ready)+p.filling >= p.template.Pool || m.cfg.Now().Before(p.retry) {
+		p.held = ""
+		if p.image.Digest == "" || len(p.ready)+p.filling >= p.template.Pool || p.making.waiting(now) {
 			continue
 		}
 		if m.cfg.PoolRoom != nil {
 			used, warm := m.usedLocked()
 			if warm.MemoryBytes+p.template.Limits.MemoryBytes > m.cfg.PoolRoom(used) {
-				p.problem = "held back: warm sandboxes may take a quarter of the free memory at most"
+				p.held = "held back: the memory that warm sandboxes may take is used up"
 				continue
 			}
 		}
+		rec := m.newRecord(p.image, p.runtime, p.template.Limits)
+		rec.Pooled, rec.Sandbox.Template = true, p.template.Name
+		b, err := m.registerLocked(rec)
+		if err != nil {
+			p.making.failed(now, err)
+			continue
+		}
 		p.filling++
-		return p
+		return p, b, p.image
 	}
-	return nil
-}
-
-// makeWarm makes one sandbox of a pool. It is not running until it is claimed.
-func (m *Manager) makeWarm(ctx context.Context, p *pool) (*box, error) {
-	m.mu.Lock()
-	rec := m.newRecord(p.image, p.runtime, p.template.Limits)
-	rec.Pooled, rec.Sandbox.Template = true, p.template.Name
-	image := p.image
-	b, err := m.registerLocked(rec)
-	m.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return b, b.make(ctx, image)
+	return nil, nil, Image{}
 }
 
 // filled takes a made sandbox into its pool, or puts the next try off.
@@ -273,15 +289,13 @@ func (m *Manager) filled(p *pool, b *box, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.filling--
-	if err == nil {
-		p.ready = append(p.ready, b)
-		p.problem, p.failures = "", 0
-		m.pokeLocked()
+	if err != nil {
+		p.making.failed(m.cfg.Now(), err)
 		return
 	}
-	p.failures++
-	p.problem = err.Error()
-	p.retry = m.cfg.Now().Add(min(time.Second<<min(p.failures, 6), time.Minute))
+	p.ready = append(p.ready, b)
+	p.making = backoff{}
+	m.pokeLocked()
 }
 
 // trim takes out of the pools what no longer fits, has died, or is too much,

@@ -16,7 +16,7 @@ type Record struct {
 	// container of a create that was cut short is known for ours.
 	Nonce       string `json:"nonce"`
 	ContainerID string `json:"container_id,omitempty"`
-	Secret      string `json:"secret"` // of the agent link
+	Secret      string `json:"secret"` // of the agent link; "" once it has ended
 	UID         int    `json:"uid"`
 	Agent       string `json:"agent"`   // the program's path on this host
 	BootID      string `json:"boot_id"` // of the machine's run in which it was started
@@ -38,6 +38,21 @@ type Records interface {
 	Put(key string, r Record) error
 	Delete(key string) error
 	All() ([]Record, error)
+}
+
+// freeze pauses or resumes the sandbox and its clock.
+func (r *Record) freeze(now time.Time, frozen bool) {
+	s := &r.Sandbox
+	if !frozen {
+		r.expire(now, r.Left)
+		s.State, s.PausedAt, r.Left = boxed.StateRunning, time.Time{}, 0
+		return
+	}
+	r.Left = boxed.Never
+	if !s.ExpiresAt.IsZero() {
+		r.Left = max(1, boxed.Duration(s.ExpiresAt.Sub(now)))
+	}
+	s.State, s.PausedAt, s.ExpiresAt = boxed.StatePaused, now, time.Time{}
 }
 
 // expire sets the sandbox's deadline from now on.

@@ -1,13 +1,16 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
 )
 
 // recover makes the records and the engine agree after a restart of the daemon,
@@ -19,31 +22,44 @@ func (m *Manager) recover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the sandboxes' records: %w", err)
 	}
-	m.mu.Lock()
-	for _, r := range records {
-		b := newBox(m, r)
-		m.boxes[b.id] = b
-		if r.Sandbox.State.Ended() {
-			m.uids.rest(r.UID, r.Sandbox.EndedAt)
-		} else {
-			m.uids.hold(r.UID)
-		}
-	}
-	m.mu.Unlock()
+	m.know(records)
 	containers, err := m.firstLook(ctx)
 	if err != nil {
 		return err
 	}
-	for _, b := range m.all() {
-		if !b.record().Sandbox.State.Ended() {
-			m.recoverOne(ctx, b, containers)
-		}
+	for _, b := range m.alive() {
+		m.recoverOne(ctx, b, containers)
 	}
 	m.removeStrayDirs()
 	m.mu.Lock()
 	m.recovered = true
 	m.mu.Unlock()
 	return nil
+}
+
+// know takes the records into memory. A uid may have been of many sandboxes, of
+// which one may live: ends come first, so that it stays held.
+func (m *Manager) know(records []Record) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.cfg.Now()
+	for _, r := range records {
+		if r.Sandbox.State.Ended() {
+			m.uids.rest(r.UID, r.Sandbox.EndedAt)
+			m.boxes[r.Sandbox.ID] = newBox(m, r)
+		}
+	}
+	for _, r := range records {
+		if s := &r.Sandbox; !s.State.Ended() {
+			m.uids.hold(r.UID)
+			// The clock may have been set back since.
+			if s.TTL != boxed.Never && s.ExpiresAt.After(now.Add(s.TTL.D())) {
+				r.expire(now, s.TTL)
+			}
+			b := newBox(m, r)
+			m.boxes[b.id], m.living[b.id] = b, b
+		}
+	}
 }
 
 // firstLook lists the containers, as soon as the engine answers and, after a
@@ -75,9 +91,9 @@ func (m *Manager) firstLook(ctx context.Context) (map[string]Status, error) {
 
 // allThere reports whether each living record's container is listed.
 func (m *Manager) allThere(found map[string]Status) bool {
-	for _, b := range m.all() {
+	for _, b := range m.alive() {
 		r := b.record()
-		if _, ok := found[r.ContainerID]; !ok && r.ContainerID != "" && !r.Sandbox.State.Ended() {
+		if _, ok := found[r.ContainerID]; !ok && r.ContainerID != "" {
 			return false
 		}
 	}
@@ -131,26 +147,11 @@ func (m *Manager) adopt(ctx context.Context, b *box, c Status) {
 		})
 		return
 	}
-	r := b.record()
-	if paused := r.Sandbox.State == boxed.StatePaused; paused != c.Paused {
-		// The daemon went away between the freezer and the record.
-		if fix := m.cfg.Driver.Resume; !paused {
-			if err := fix(ctx, r.ContainerID); err != nil {
-				m.log.Error("adopt: thaw", "sandbox", b.id, "err", err)
-			}
-		} else if err := m.cfg.Driver.Pause(ctx, r.ContainerID); err != nil {
-			m.log.Error("adopt: freeze", "sandbox", b.id, "err", err)
-		}
-	}
-	if r.Pooled {
-		// It holds its place from now on, or the pool would be filled twice over.
+	// The daemon may have gone away between the freezer and the record.
+	b.mend(ctx, c.Paused)
+	if r := b.record(); r.Pooled {
 		m.mu.Lock()
-		p := m.pools[r.Sandbox.Template]
-		if p != nil && len(p.ready)+p.filling < p.template.Pool {
-			p.filling++
-		} else {
-			p = nil
-		}
+		p := m.adoptLocked(r)
 		m.mu.Unlock()
 		m.later(func(ctx context.Context) { m.adoptWarm(ctx, b, p) })
 		return
@@ -158,25 +159,40 @@ func (m *Manager) adopt(ctx context.Context, b *box, c Status) {
 	m.later(func(ctx context.Context) { b.endOrphans(ctx) })
 }
 
+// adoptLocked gives a warm sandbox of an earlier life its place in the pool of
+// its template, or the pool would be filled twice over. It returns nil if there
+// is none that it fits. What the pool's image and runtime are now only the engine
+// knows; until it has been asked, those of the sandbox count.
+func (m *Manager) adoptLocked(r Record) *pool {
+	p := m.pools[r.Sandbox.Template]
+	if p == nil || len(p.ready)+p.filling >= p.template.Pool {
+		return nil
+	}
+	runtime := cmp.Or(p.template.Runtime, m.cfg.Runtime, r.Sandbox.Runtime)
+	if r.Sandbox.Image != p.template.Image || r.Sandbox.Limits != p.template.Limits || r.Sandbox.Runtime != runtime ||
+		!strings.HasPrefix(r.Key, HardeningRevision()+"-") {
+		return nil
+	}
+	if p.key == "" {
+		p.key, p.runtime = r.Key, runtime
+	}
+	p.filling++
+	return p
+}
+
 // adoptWarm takes a warm sandbox back into the pool in which it has a place; nil
 // is none.
 func (m *Manager) adoptWarm(ctx context.Context, b *box, p *pool) {
 	ready, cancel := m.untilStop(ctx, 2*time.Second)
 	defer cancel()
-	b.mu.Lock()
-	host := b.host
-	b.mu.Unlock()
-	linked := host.Ready(ready) == nil
-	r := b.record()
+	host := b.link()
+	linked := host != nil && host.Ready(ready) == nil
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p != nil {
 		p.filling--
 		m.pokeLocked()
-		if p.key == "" {
-			p.key = r.Key // until refresh says otherwise
-		}
-		if linked && p.key == r.Key {
+		if linked && p.key == b.record().Key {
 			p.ready = append(p.ready, b)
 			return
 		}
@@ -184,39 +200,58 @@ func (m *Manager) adoptWarm(ctx context.Context, b *box, p *pool) {
 	m.endWarmLocked(b, "it fits no pool")
 }
 
-// endOrphans kills attached execs whose client did not come back in time.
+// endOrphans kills attached execs whose client did not come back in time. The
+// time that it is paused does not count: nobody can come back then.
 func (b *box) endOrphans(ctx context.Context) {
-	b.mu.Lock()
-	host, changed := b.host, b.changed
-	b.mu.Unlock()
-	wait, cancel := context.WithTimeout(ctx, b.m.orphanGrace)
-	defer cancel()
-	for wait.Err() == nil {
-		select {
-		case <-wait.Done():
-		case <-b.m.stop:
+	for wait := b.m.orphanGrace; b.runsFor(wait); wait = orphanPause {
+		if b.killOrphans(ctx) {
 			return
-		case <-changed:
-			b.mu.Lock()
-			changed = b.changed
-			ended := b.rec.Sandbox.State.Ended()
-			b.mu.Unlock()
-			if ended {
-				return
-			}
 		}
 	}
-	ask, cancelAsk := b.m.untilStop(ctx, stepLimit)
-	defer cancelAsk()
-	execs, err := host.Execs(ask)
-	if err != nil {
-		return
+}
+
+// runsFor waits until the sandbox has run for so long at a stretch. It reports
+// false if its end comes first, or the Manager's.
+func (b *box) runsFor(d time.Duration) bool {
+	var passed <-chan time.Time
+	for {
+		b.mu.Lock()
+		state, ending, changed := b.rec.Sandbox.State, b.rec.Ending != "", b.changed
+		b.mu.Unlock()
+		switch {
+		case ending || state.Ended():
+			return false
+		case state != boxed.StateRunning:
+			passed = nil
+		case passed == nil:
+			passed = time.After(d)
+		}
+		select {
+		case <-passed:
+			return true
+		case <-changed:
+		case <-b.m.stop:
+			return false
+		}
 	}
+}
+
+// killOrphans kills attached execs that nobody is attached to, and reports
+// whether there is none left.
+func (b *box) killOrphans(ctx context.Context) bool {
+	host := b.link()
+	if host == nil {
+		return false
+	}
+	ctx, cancel := b.m.untilStop(ctx, stepLimit)
+	defer cancel()
+	execs, err := host.Execs(ctx)
 	for _, e := range execs {
 		if e.Exit == nil && !e.Detached && e.Attached == 0 {
-			host.Kill(ask, e.ID, "canceled")
+			err = errors.Join(err, host.Kill(ctx, e.ID, agent.ExitCanceled))
 		}
 	}
+	return err == nil
 }
 
 // removeStrayDirs removes directories below ours that no living record has.
@@ -243,9 +278,9 @@ func (m *Manager) removeStrayDirs() {
 func (m *Manager) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := m.cfg.Driver.Watch(ctx, func(container string) {
-			for _, b := range m.all() {
+			for _, b := range m.alive() {
 				if b.record().ContainerID == container {
-					m.later(func(ctx context.Context) { b.judge(ctx) })
+					m.later(b.judge)
 				}
 			}
 		})
@@ -284,29 +319,40 @@ func (m *Manager) Look(ctx context.Context) {
 		byID[c.ContainerID] = c
 	}
 	m.removeStrays(found)
-	for _, b := range m.all() {
+	for _, b := range m.alive() {
 		r := b.record()
 		if r.ContainerID == "" || r.Ending != "" || !(r.Sandbox.State == boxed.StateRunning || r.Sandbox.State == boxed.StatePaused || r.Pooled) {
 			continue
 		}
 		c, there := byID[r.ContainerID]
-		b.mu.Lock()
-		if there {
-			b.missing = 0
-		} else {
-			b.missing++
-		}
-		gone := b.missing >= missingLooks
-		b.mu.Unlock()
-		switch {
-		case gone:
-			m.later(func(ctx context.Context) {
-				b.destroy(ctx, boxed.EndVanished, "its container was removed behind the node's back", boxed.StateFailed)
-			})
-		case there && !c.Running && b.turn.TryLock(): // not while it is being started
+		m.compare(b, c, there)
+	}
+}
+
+// compare does what is to be done where a container is not as its record says.
+func (m *Manager) compare(b *box, c Status, there bool) {
+	b.mu.Lock()
+	if b.missing++; there {
+		b.missing = 0
+	}
+	gone := b.missing >= missingLooks
+	b.mu.Unlock()
+	fail := func(reason boxed.EndReason, why string) {
+		m.later(func(ctx context.Context) { b.destroy(ctx, reason, why, boxed.StateFailed) })
+	}
+	switch {
+	case gone:
+		fail(boxed.EndVanished, "its container was removed behind the node's back")
+	case !there:
+	case c.Sockets > MaxSockets:
+		fail(boxed.EndSockets, fmt.Sprintf("it had %d TCP connections; more than %d endanger the host's memory", c.Sockets, MaxSockets))
+	case !c.Running:
+		if b.turn.TryLock() { // not while it is being started
 			b.turn.Unlock()
-			m.later(func(ctx context.Context) { b.judge(ctx) })
+			m.later(b.judge)
 		}
+	case c.Paused != (b.record().Sandbox.State == boxed.StatePaused):
+		m.later(func(ctx context.Context) { b.mend(ctx, c.Paused) })
 	}
 }
 
@@ -342,7 +388,9 @@ func (b *box) judge(ctx context.Context) {
 	switch {
 	case errors.Is(err, boxed.CodeNotFound):
 		return // Look counts
-	case err != nil, status.Running, r.Sandbox.State == boxed.StateStarting && !r.Pooled:
+	case err != nil, status.Running:
+		return
+	case r.Sandbox.State == boxed.StateStarting && !r.Pooled && !r.Sandbox.Warm: // it is being started, perhaps
 		return
 	}
 	reason, why := endOf(status)

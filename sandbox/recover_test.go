@@ -1,7 +1,6 @@
 package sandbox_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -155,87 +154,6 @@ func TestARestartAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
-// "Execs live on when boxed-node goes away": an attached exec whose client
-// comes back in time goes on, byte for byte; one whose client does not is
-// killed after the grace; a detached one stays.
-func TestAttachedExecsWaitForTheirClientsAfterARestart(t *testing.T) {
-	r := started(t)
-	line := make(chan struct{}, 100)
-	r.driver.SetProgram("count", func(p *sandboxtest.Proc) int {
-		for i := 0; ; i++ {
-			if _, err := fmt.Fprintf(p.Stdout, "%d\n", i); err != nil || !p.Sleep(2*time.Millisecond) {
-				return 1
-			}
-			select {
-			case line <- struct{}{}:
-			default:
-			}
-		}
-	})
-	s := r.create()
-	start := func() (boxed.ExecID, *lockedBuffer, chan error, context.CancelCauseFunc) {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		var out lockedBuffer
-		ids, done := make(chan boxed.ExecID, 1), make(chan error, 1)
-		go func() {
-			_, err := r.Exec(ctx, s.ID, boxed.ExecRequest{
-				Args: []string{"count"}, Stdout: &out, Started: func(id boxed.ExecID) { ids <- id },
-			})
-			done <- err
-		}()
-		return <-ids, &out, done, cancel
-	}
-	back, out, backDone, away := start()
-	gone, _, goneDone, awayToo := start()
-	detached, err := r.StartExec(t.Context(), s.ID, boxed.ExecRequest{Args: []string{"sleep", "1000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.eventually("it writes", func() bool { return out.Len() > 10 })
-	away(boxed.ErrGoingAway)
-	awayToo(boxed.ErrGoingAway)
-	<-backDone
-	<-goneDone
-	r.end()
-	r.make()
-	r.SetOrphanGrace(300 * time.Millisecond)
-	r.begin()
-	r.eventually("it has recovered", r.Recovered)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	seen := out.Len()
-	attached := make(chan error, 1)
-	go func() {
-		_, err := r.Attach(ctx, s.ID, back, boxed.AttachRequest{StdoutOffset: int64(seen), Stdout: out})
-		attached <- err
-	}()
-	state := func(id boxed.ExecID) *boxed.Exec {
-		e, err := r.GetExec(t.Context(), s.ID, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return e
-	}
-	r.eventually("the other one is killed", func() bool { return !state(gone).Running })
-	if e := state(gone); e.Status.Reason != boxed.ReasonCanceled {
-		t.Errorf("%+v", e.Status)
-	}
-	if !state(back).Running || !state(detached.ID).Running {
-		t.Error("the wrong ones were killed")
-	}
-	r.eventually("more comes", func() bool { return out.Len() > seen+100 })
-	cancel()
-	<-attached
-	want := &bytes.Buffer{}
-	for i := 0; want.Len() < out.Len(); i++ {
-		fmt.Fprintf(want, "%d\n", i)
-	}
-	if !bytes.Equal(out.Bytes(), want.Bytes()[:out.Len()]) {
-		t.Error("bytes were lost or came twice")
-	}
-}
-
 // I8, L18, L20: what only claims to be ours is never touched.
 func TestForeignContainersSurviveEverySweep(t *testing.T) {
 	r := started(t)
@@ -313,6 +231,7 @@ func TestAnEngineThatIsDownKillsNobody(t *testing.T) {
 		t.Errorf("it is %s", got.State)
 	}
 	r.driver.SetDown(false)
+	r.advance(time.Minute)
 	r.Sweep()
 	r.waitEnd(s.ID, boxed.StateStopped, boxed.EndDestroyed)
 	r.nothingLeft()
@@ -331,6 +250,12 @@ func TestAnEngineThatIsDownAtTheStartIsWaitedFor(t *testing.T) {
 	r.eventually("it knows the record", func() bool { _, err := r.Get(s.ID); return err == nil })
 	_, err = r.Exec(t.Context(), s.ID, boxed.ExecRequest{Args: []string{"true"}})
 	wantCode(t, err, boxed.CodeNotReady)
+	wantCode(t, r.Destroy(t.Context(), s.ID), boxed.CodeNotReady)
+	_, err = r.Pause(t.Context(), s.ID)
+	wantCode(t, err, boxed.CodeNotReady)
+	if got, err := r.Wait(t.Context(), s.ID, boxed.StateRunning); err != nil || len(r.List()) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
 	_, err = r.Get(boxed.NewID(testNode))
 	wantCode(t, err, boxed.CodeNotReady)
 	r.driver.SetDown(false)
@@ -527,43 +452,4 @@ func TestStrayDirectoriesAreRemovedAtTheStart(t *testing.T) {
 		t.Errorf("left %v", names)
 	}
 	os.RemoveAll(filepath.Join(r.dir, "keep-me"))
-}
-
-// X12, X13, X14: a link that breaks under an exec is taken up where it was.
-func TestABrokenLinkLosesNoByte(t *testing.T) {
-	r := started(t)
-	const lines = 20_000
-	r.driver.SetProgram("count", func(p *sandboxtest.Proc) int {
-		for i := range lines {
-			fmt.Fprintf(p.Stdout, "%d\n", i)
-			if i%50 == 0 {
-				p.Sleep(time.Millisecond)
-			}
-		}
-		return 5
-	})
-	s := r.create()
-	stop := make(chan struct{})
-	cutting := make(chan struct{})
-	go func() {
-		defer close(cutting)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(20 * time.Millisecond):
-				r.driver.Cut(s.ID)
-			}
-		}
-	}()
-	out, status := r.exec(s.ID, "count")
-	close(stop)
-	<-cutting
-	var want strings.Builder
-	for i := range lines {
-		fmt.Fprintf(&want, "%d\n", i)
-	}
-	if out != want.String() || status.Code != 5 || status.Reason != boxed.ReasonExited {
-		t.Errorf("%d bytes of %d, %+v", len(out), want.Len(), status)
-	}
 }

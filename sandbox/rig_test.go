@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,7 +46,7 @@ type rig struct {
 func newRig(t *testing.T, change ...func(*sandbox.Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, driver: sandboxtest.New(), records: &sandboxtest.Records{}, dir: filepath.Join(t.TempDir(), "boxes")}
-	r.clock.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
+	r.clock.Store(time.Now().UnixNano()) // agents have no other
 	r.driver.SetImage(testImage, "sha256:1")
 	r.cfg = sandbox.Config{
 		Node: testNode, Dir: r.dir, Agent: "/nonexistent/agent", Driver: r.driver, Records: r.records,
@@ -341,5 +340,3 @@ var (
 	createSteps  = []string{"record", "mount", "socket", "container", "start", "link"}
 	destroySteps = []string{"stopping", "end", "remove", "unlink", "directory", "ended"}
 )
-
-func isStep(list []string, step string) bool { return slices.Contains(list, step) }

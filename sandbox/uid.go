@@ -37,6 +37,13 @@ func (p *uidPool) take(now time.Time) (int, error) {
 	return 0, boxed.Errorf(boxed.CodeExhausted, "all %d uids of sandboxes are in use or rest for an hour; widen uid_range", p.last-p.first+1)
 }
 
-// hold marks a uid as in use, and rest as resting since ended.
-func (p *uidPool) hold(uid int)                  { p.taken[uid] = time.Time{} }
-func (p *uidPool) rest(uid int, ended time.Time) { p.taken[uid] = ended.Add(uidRest) }
+// hold marks a uid as in use.
+func (p *uidPool) hold(uid int) { p.taken[uid] = time.Time{} }
+
+// rest marks a uid as resting since ended, or for longer if it does already: it
+// may have been of several sandboxes one after the other.
+func (p *uidPool) rest(uid int, ended time.Time) {
+	if until := ended.Add(uidRest); until.After(p.taken[uid]) {
+		p.taken[uid] = until
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/boxed-mesh/boxed"
 	main "github.com/boxed-mesh/boxed/cmd/boxed-node"
 )
 
@@ -357,5 +358,14 @@ func TestReferenceIsUpToDate(t *testing.T) {
 	}
 	if string(got) != want {
 		t.Errorf("%s is out of date: make docs", path)
+	}
+}
+
+// A sandbox's record holds the variables of its template.
+func TestATemplatesEnvironmentIsBounded(t *testing.T) {
+	_, err := main.Load(main.Sources{File: file(t, "boxed.yaml",
+		"templates: {py: {image: x, env: {A: "+strings.Repeat("x", boxed.MaxEnvJSON/2)+"}}}", 0o600)})
+	if err == nil || !strings.Contains(err.Error(), "templates.py.env: it has ") {
+		t.Errorf("got %.200v", err)
 	}
 }

@@ -79,7 +79,7 @@ func (c *Config) sandboxSettings() []setting {
 		{path: "uid_range.first", value: &c.UIDs.First, help: "first user ID that sandboxes run as, one each"},
 		{path: "uid_range.last", value: &c.UIDs.Last, help: "last of them; an ID rests for an hour before it is used again"},
 		{path: "ttl.default", value: &c.TTL.Default, help: "life of a sandbox that asks for none, from its creation"},
-		{path: "ttl.highest", value: &c.TTL.Highest, help: "longest that a user may ask for; admins may ask for more, or for never"},
+		{path: "ttl.highest", value: &c.TTL.Highest, help: "longest that a user may ask for, and that a sandbox may be paused; an admin may ask for never"},
 		{path: "idle_timeout", value: &c.Idle, help: "end of a sandbox that does nothing for so long and asks for no other; 0s is none"},
 		{path: "pool.refill", value: &c.Pool.Refill, help: "warm sandboxes that are made at the same time"},
 		{path: "pool.memory_share", value: &c.Pool.MemoryShare, help: "share of the free memory that all warm sandboxes together may hold"},

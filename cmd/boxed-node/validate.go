@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,6 +80,8 @@ func (c *Config) validateSandboxes(v *checker) {
 		for name := range t.Env {
 			v.want(name != "" && !strings.ContainsAny(name, "=\x00"), path+".env", "%q is not the name of a variable", name)
 		}
+		encoded, err := json.Marshal(t.Env)
+		v.want(err == nil && len(encoded) <= boxed.MaxEnvJSON/2, path+".env", "it has %d bytes as JSON; at most %d are allowed", len(encoded), boxed.MaxEnvJSON/2)
 		if sound {
 			c.validateLimits(v, path+".limits", c.TemplateList()[name].Limits, true)
 		}

@@ -149,6 +149,10 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	pausedMost := d.cfg.TTL.Highest.D()
+	if d.cfg.TTL.Highest == boxed.Never {
+		pausedMost = 0
+	}
 	usable := scheduler.NodeState{Total: machine, Policy: d.cfg.policy()}.Usable().MemoryBytes
 	return sandbox.New(sandbox.Config{
 		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Driver: driver, Records: records,
@@ -158,7 +162,7 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 			return int64(float64(max(0, usable-used.MemoryBytes)) * d.cfg.Pool.MemoryShare)
 		},
 		Emit:     func(e boxed.Event) { d.store.AppendEvent(e) },
-		EndedFor: d.cfg.Ended.Age.D(), EndedMost: d.cfg.Ended.Count, Log: d.log,
+		EndedFor: d.cfg.Ended.Age.D(), EndedMost: d.cfg.Ended.Count, PausedMost: pausedMost, Log: d.log,
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxed-mesh/boxed/agent"
@@ -25,7 +26,7 @@ type container struct {
 	status sandbox.Status
 	limits boxed.Limits
 	gate   gate
-	oom    bool // a process was killed for memory
+	muted  atomic.Bool
 
 	mu      sync.Mutex
 	ctx     context.Context // ends with the container
@@ -89,6 +90,7 @@ func (c *container) cut() {
 	for conn := range c.conns {
 		conn.(*frozenConn).Conn.Close()
 	}
+	c.muted.Store(false)
 }
 
 // exit ends the first process, and everything with it.
@@ -126,6 +128,10 @@ func (c *container) exit(code int, oom bool) {
 
 // destroy ends and removes the container.
 func (c *container) destroy() {
+	// First: whoever hears of its end must not find it as one that crashed.
+	c.d.mu.Lock()
+	delete(c.d.containers, c.status.ContainerID)
+	c.d.mu.Unlock()
 	c.exit(137, false)
 	c.mu.Lock()
 	if c.root != "" {
@@ -133,9 +139,6 @@ func (c *container) destroy() {
 		c.root = ""
 	}
 	c.mu.Unlock()
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
-	delete(c.d.containers, c.status.ContainerID)
 }
 
 // Configure implements agent.Handler.
@@ -199,6 +202,9 @@ func (f *frozenConn) Read(p []byte) (int, error) {
 
 func (f *frozenConn) Write(p []byte) (int, error) {
 	f.c.gate.wait()
+	if f.c.muted.Load() {
+		return len(p), nil
+	}
 	return f.Conn.Write(p)
 }
 

@@ -198,6 +198,22 @@ func (d *Driver) Cut(id boxed.ID) {
 	}
 }
 
+// Mute loses what the agent of a sandbox sends, until it dials again; see Cut.
+func (d *Driver) Mute(id boxed.ID) {
+	if c := d.of(id); c != nil {
+		c.muted.Store(true)
+	}
+}
+
+// SetSockets says how many TCP sockets a sandbox has.
+func (d *Driver) SetSockets(id boxed.ID, n int) {
+	if c := d.of(id); c != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		c.status.Sockets = n
+	}
+}
+
 // Reboot ends every container, as a restart of the machine does.
 func (d *Driver) Reboot() {
 	for _, id := range d.Containers() {

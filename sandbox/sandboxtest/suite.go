@@ -65,6 +65,7 @@ func newSite(t *testing.T, f Fixture, change ...func(*sandbox.Config)) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &site{t: t, f: f, records: &Records{}, ahead: new(atomic.Int64)}
 	s.cfg = sandbox.Config{
 		Node: f.Node, Dir: filepath.Join(dir, "boxes"), Agent: f.Agent, Driver: f.Driver, Records: s.records,
@@ -88,7 +89,6 @@ func newSite(t *testing.T, f Fixture, change ...func(*sandbox.Config)) *site {
 			}
 		}
 		s.ended()
-		os.RemoveAll(dir)
 	})
 	s.run()
 	return s
