@@ -384,7 +384,7 @@ func TestAForgedHelloIsRefused(t *testing.T) {
 	if w, err := hello(late, agent.Hello{Version: 1, Secret: "s3cret", Bulk: "nobody waits"}); err != nil || w.Error != "" {
 		t.Errorf("%+v, %v", w, err)
 	}
-	late.SetReadDeadline(time.Now().Add(5 * time.Second))
+	late.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if _, err := late.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("it stays open: %v", err)
 	}
@@ -392,7 +392,7 @@ func TestAForgedHelloIsRefused(t *testing.T) {
 	if w, err := hello(again, agent.Hello{Version: 1, Secret: "s3cret"}); err != nil || w.Error != "" || w.Secret != "" {
 		t.Errorf("%+v, %v", w, err)
 	}
-	conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if _, err := io.Copy(io.Discard, conn); err != nil {
 		t.Errorf("the old connection was not closed: %v", err)
 	}
