@@ -175,6 +175,16 @@ type Spec struct {
 	Node        NodeID            `json:"node,omitempty"` // pins the sandbox; a pinned create admits and does not schedule
 }
 
+// Defaults of a node's configuration that others name too.
+const (
+	DefaultTTL       = Duration(time.Hour)      // of a Spec without a TTL
+	DefaultMaxTTL    = Duration(24 * time.Hour) // the highest that may be asked for
+	DefaultFirstUID  = 200_000                  // users of the host that sandboxes run as, one each
+	DefaultLastUID   = 265_535
+	DefaultEndedFor  = Duration(24 * time.Hour) // end records are kept for so long,
+	DefaultEndedMost = 10_000                   // and so many of them
+)
+
 // DefaultDir is the working directory of an exec that names none.
 const DefaultDir = "/workspace"
 

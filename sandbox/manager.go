@@ -52,11 +52,7 @@ type Config struct {
 
 // Defaults of Config, and other times of a sandbox's life.
 const (
-	DefaultFirstUID  = 200000
-	DefaultLastUID   = 265535
-	DefaultRefill    = 2
-	DefaultEndedFor  = 24 * time.Hour
-	DefaultEndedMost = 10_000
+	DefaultRefill = 2
 
 	uidRest      = time.Hour        // an ended sandbox's uid is not used again for so long
 	leaseGrace   = 10 * time.Minute // an agent without a host ends after the ttl and this
@@ -102,11 +98,11 @@ type Manager struct {
 // New makes a Manager. Run recovers what an earlier life left; until then
 // every call but Recovered answers not_ready.
 func New(cfg Config) (*Manager, error) {
-	cfg.FirstUID = cmp.Or(cfg.FirstUID, DefaultFirstUID)
-	cfg.LastUID = cmp.Or(cfg.LastUID, DefaultLastUID)
+	cfg.FirstUID = cmp.Or(cfg.FirstUID, boxed.DefaultFirstUID)
+	cfg.LastUID = cmp.Or(cfg.LastUID, boxed.DefaultLastUID)
 	cfg.Refill = cmp.Or(cfg.Refill, DefaultRefill)
-	cfg.EndedFor = cmp.Or(cfg.EndedFor, DefaultEndedFor)
-	cfg.EndedMost = cmp.Or(cfg.EndedMost, DefaultEndedMost)
+	cfg.EndedFor = cmp.Or(cfg.EndedFor, boxed.DefaultEndedFor.D())
+	cfg.EndedMost = cmp.Or(cfg.EndedMost, boxed.DefaultEndedMost)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/sandbox"
+	"github.com/boxed-mesh/boxed/sandbox/docker"
 	"github.com/boxed-mesh/boxed/scheduler"
 )
 
@@ -130,21 +132,21 @@ func Default() *Config {
 		DataDir: "/var/lib/boxed",
 		Drain:   boxed.Duration(10 * time.Second),
 		Log:     LogConfig{Level: slog.LevelInfo, Format: "text"},
-		Docker:  DockerConfig{PullTimeout: boxed.Duration(15 * time.Minute)},
-		UIDs:    UIDRange{First: 200_000, Last: 265_535},
+		Docker:  DockerConfig{PullTimeout: boxed.Duration(docker.DefaultPullTimeout)},
+		UIDs:    UIDRange{First: boxed.DefaultFirstUID, Last: boxed.DefaultLastUID},
 		Limits: LimitsConfig{
 			Default: boxed.DefaultLimits(),
 			Highest: boxed.Limits{Processes: 4096, OpenFiles: 1 << 20},
 		},
-		TTL:  TTLConfig{Default: boxed.Duration(time.Hour), Highest: boxed.Duration(24 * time.Hour)},
-		Pool: PoolConfig{Refill: 2, MemoryShare: 0.25},
+		TTL:  TTLConfig{Default: boxed.DefaultTTL, Highest: boxed.DefaultMaxTTL},
+		Pool: PoolConfig{Refill: sandbox.DefaultRefill, MemoryShare: 0.25},
 		Templates: map[string]*boxed.Template{
 			boxed.DefaultTemplate: {Image: "boxed/default:latest", Pool: 4},
 		},
 		Capacity: CapacityConfig{MemoryOvercommit: 1, CPUOvercommit: 4, Reserve: 0.10},
 		Quotas:   QuotaConfig{Owners: map[string]*Quota{}},
 		Events:   EventsConfig{KeepConfig{Count: 10_000, Age: boxed.Duration(24 * time.Hour)}, 1_000_000},
-		Ended:    KeepConfig{Count: 10_000, Age: boxed.Duration(24 * time.Hour)},
+		Ended:    KeepConfig{Count: boxed.DefaultEndedMost, Age: boxed.DefaultEndedFor},
 	}
 }
 

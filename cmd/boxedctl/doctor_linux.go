@@ -216,8 +216,8 @@ func (h host) limits() check {
 
 // uidLow and uidHigh are the default range of the sandboxes' users.
 const (
-	uidLow  = 200000
-	uidHigh = 265535
+	uidLow  = boxed.DefaultFirstUID
+	uidHigh = boxed.DefaultLastUID
 )
 
 // uids looks for others who use the range of the sandboxes' users: a process of
