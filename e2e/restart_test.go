@@ -166,3 +166,22 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		}
 	}
 }
+
+// L19: what users call their sandboxes is in the record; the engine sees only
+// labels of ours.
+func TestUserLabelsStayInTheRecord(t *testing.T) {
+	n := startNode(t)
+	s := n.create(boxed.Spec{Labels: map[string]string{"com.docker.compose.project": "evil"}, Env: map[string]string{"SECRET": "hidden"}, Limits: boxed.Limits{Processes: 100}})
+	out, err := exec.Command("docker", "inspect", "boxed-"+string(s.ID)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"compose", "evil", "SECRET", "hidden"} {
+		if strings.Contains(string(out), text) {
+			t.Errorf("the engine knows %q", text)
+		}
+	}
+	if got, err := n.Get(t.Context(), s.ID); err != nil || got.Labels["com.docker.compose.project"] != "evil" {
+		t.Errorf("%+v %v", got, err)
+	}
+}
