@@ -84,7 +84,10 @@ func (h *Host) Attach(ctx context.Context, a Attach, s Streams) (Exit, error) {
 // follow reads one exec's stream to its end, over as many connections as it
 // takes.
 func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, kill bool) (Exit, error) {
-	f := &follower{host: h, at: a, streams: s, stdinDone: s.Stdin == nil}
+	f := &follower{host: h, at: a, streams: s, kill: kill, stdinDone: s.Stdin == nil}
+	// Decided by the context, which has ended before anybody hears of it: a reader
+	// or writer that fails because of that must not look like one of its own.
+	f.left = func() bool { return ctx.Err() != nil && (!kill || h.leaves(ctx)) }
 	defer f.close()
 	defer func() {
 		if f.feeding && !f.stdinEnd.Load() {
@@ -98,8 +101,7 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 	}
 	f.use(conn)
 	left := context.AfterFunc(ctx, func() {
-		if !kill || h.leaves(ctx) {
-			f.leaving.Store(true)
+		if f.left() {
 			f.close()
 			return
 		}
@@ -117,7 +119,7 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 	for {
 		exit, err := f.read()
 		if err == nil || errors.As(err, new(writerError)) {
-			if err != nil && kill {
+			if err != nil && kill && !f.left() {
 				h.killSoon(a.ID)
 			}
 			if err == nil && ctx.Err() != nil && exit.Reason == ExitCanceled {
@@ -163,7 +165,8 @@ type follower struct {
 	streams   Streams
 	conn      atomic.Pointer[net.Conn]
 	closed    atomic.Bool
-	leaving   atomic.Bool  // what is left running
+	kill      bool         // the exec is the caller's, and ends with it
+	left      func() bool  // the caller has gone, and what it followed runs on
 	stdinDone bool         // nothing of stdin was or will be sent
 	stdinSent atomic.Int64 // bytes
 	feeding   bool
@@ -217,7 +220,7 @@ func (f *follower) feed(conn net.Conn) {
 		if err != nil {
 			// A reader that failed must not look like a complete input.
 			if err != io.EOF {
-				if !f.leaving.Load() {
+				if f.kill && !f.left() {
 					f.host.killSoon(f.at.ID)
 				}
 				return

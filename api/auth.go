@@ -38,21 +38,21 @@ func (c *call) authenticate() (boxed.Principal, error) {
 	}
 	f := c.s.failures
 	proof := f.proof(secret)
+	who, err := c.s.cfg.Auth.Authenticate(c.ctx, secret)
+	if err == nil { // a right key never waits for what others on its address guess
+		f.passed(proof)
+		return who, nil
+	}
 	if wait := f.wait(c.addr, proof, time.Now()); wait > 0 {
 		seconds := int(math.Ceil(wait.Seconds()))
 		c.w.Header().Set("Retry-After", strconv.Itoa(seconds))
 		return boxed.Principal{}, boxed.Errorf(boxed.CodeRateLimited, "too many wrong API keys from this address; try again in %d s", seconds)
 	}
-	who, err := c.s.cfg.Auth.Authenticate(c.ctx, secret)
-	if err != nil {
-		if code := boxed.CodeOf(err); code != boxed.CodeUnauthenticated && code != boxed.CodeInternal {
-			return boxed.Principal{}, err // not the key's fault
-		}
-		f.failed(c.addr, proof, time.Now())
-		return boxed.Principal{}, &boxed.Error{Code: boxed.CodeUnauthenticated, Message: "the API key is not valid", Err: err}
+	if code := boxed.CodeOf(err); code != boxed.CodeUnauthenticated && code != boxed.CodeInternal {
+		return boxed.Principal{}, err // not the key's fault
 	}
-	f.passed(proof)
-	return who, nil
+	f.failed(c.addr, proof, time.Now())
+	return boxed.Principal{}, &boxed.Error{Code: boxed.CodeUnauthenticated, Message: "the API key is not valid", Err: err}
 }
 
 // secret is the key of the request. Two different ones are none.

@@ -13,6 +13,13 @@ import (
 type keyring struct {
 	mu      sync.Mutex
 	revoked map[string]chan struct{}
+	seen    map[string]bool // keys that were authenticated
+}
+
+func (k *keyring) asked(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.seen[id]
 }
 
 const (
@@ -21,7 +28,7 @@ const (
 )
 
 func newKeyring() *keyring {
-	return &keyring{revoked: map[string]chan struct{}{"user": make(chan struct{}), "admin": make(chan struct{})}}
+	return &keyring{revoked: map[string]chan struct{}{"user": make(chan struct{}), "admin": make(chan struct{})}, seen: map[string]bool{}}
 }
 
 func (k *keyring) Authenticate(_ context.Context, secret string) (boxed.Principal, error) {
@@ -37,6 +44,7 @@ func (k *keyring) Authenticate(_ context.Context, secret string) (boxed.Principa
 		return boxed.Principal{}, errors.New("revoked")
 	default:
 	}
+	k.seen[id] = true
 	return boxed.Principal{Owner: map[string]string{"user": "ada", "admin": "root"}[id], Role: boxed.Role(id), Key: id}, nil
 }
 

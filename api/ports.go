@@ -98,12 +98,20 @@ func (t *tunnel) inward() {
 			t.cancel(nil) // no half-close to be had, or nonsense
 			return
 		}
-		t.inside.SetWriteDeadline(time.Now().Add(t.c.s.cfg.WriteIdle))
-		if _, err := io.Copy(t.inside, r); err != nil {
+		if _, err := io.Copy(insideWriter{t}, r); err != nil {
 			t.cancel(nil)
 			return
 		}
 	}
+}
+
+// insideWriter gives each write to the program a deadline; a message may take
+// longer to come than one write may.
+type insideWriter struct{ t *tunnel }
+
+func (w insideWriter) Write(p []byte) (int, error) {
+	w.t.inside.SetWriteDeadline(time.Now().Add(w.t.c.s.cfg.WriteIdle))
+	return w.t.inside.Write(p)
 }
 
 // outward copies from the program to the client, until the program's end.

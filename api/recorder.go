@@ -13,9 +13,11 @@ import (
 	"github.com/boxed-mesh/boxed"
 )
 
-// recorder notes what an answer was, for the access log.
+// recorder notes what an answer was, for the access log, and gives each write a
+// deadline: a client that takes nothing holds neither a connection nor the end.
 type recorder struct {
 	http.ResponseWriter
+	idle   time.Duration // for a write; 0: none
 	status int
 	bytes  int64
 	wrote  bool        // the header has gone out, or the connection was taken over
@@ -38,9 +40,17 @@ func (w *recorder) Write(p []byte) (int, error) {
 	if !w.wrote {
 		w.WriteHeader(http.StatusOK)
 	}
+	w.rearm()
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
 	return n, err
+}
+
+// rearm gives the next write, which after the handler is net/http's, its time.
+func (w *recorder) rearm() {
+	if w.idle > 0 && !w.hijacked() {
+		http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.idle))
+	}
 }
 
 // Hijack hands the connection to a WebSocket.
@@ -102,7 +112,6 @@ func (c *call) writer() *idleWriter {
 }
 
 func (w *idleWriter) Write(p []byte) (int, error) {
-	w.ctl.SetWriteDeadline(time.Now().Add(w.c.s.cfg.WriteIdle))
 	if err := w.c.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -115,9 +124,8 @@ func (w *idleWriter) flush() error {
 	return w.ctl.Flush()
 }
 
-// rest clears the deadline of the last write; the connection may serve another
-// request.
-func (w *idleWriter) rest() { w.ctl.SetWriteDeadline(time.Time{}) }
+// rest leaves a fresh deadline behind, for what net/http still has to send.
+func (w *idleWriter) rest() { w.c.w.rearm() }
 
 func isTimeout(err error) bool {
 	var ne net.Error

@@ -90,6 +90,7 @@ type Server struct {
 	draining           bool
 	inflight           int
 	idle               chan struct{} // closed when draining and nothing is in flight
+	idleOnce           sync.Once     // closes it; requests may still come until the listener is closed
 }
 
 // New makes a Server. It starts nothing; Shutdown ends what its requests run.
@@ -135,11 +136,9 @@ func (s *Server) HTTPServer() *http.Server {
 // attached exec is left running in its sandbox. Close the http.Server after it.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
-	if !s.draining {
-		s.draining = true
-		if s.inflight == 0 {
-			close(s.idle)
-		}
+	s.draining = true
+	if s.inflight == 0 {
+		s.idleOnce.Do(func() { close(s.idle) })
 	}
 	s.mu.Unlock()
 	s.endFollow(boxed.ErrGoingAway)
@@ -171,7 +170,7 @@ func (s *Server) leave() {
 	defer s.mu.Unlock()
 	s.inflight--
 	if s.draining && s.inflight == 0 {
-		close(s.idle)
+		s.idleOnce.Do(func() { close(s.idle) })
 	}
 }
 
@@ -198,7 +197,7 @@ type call struct {
 // Then the call's handler runs.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, id: requestID(r), ctx: r.Context()}
+	c := &call{s: s, w: &recorder{ResponseWriter: w, idle: s.cfg.WriteIdle}, r: r, id: requestID(r), ctx: r.Context()}
 	c.addr = s.clientAddr(r)
 	h := w.Header()
 	h.Set("X-Request-ID", c.id)
@@ -206,6 +205,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'; sandbox")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	c.w.rearm() // the deadline of an earlier request may be over
 	open := s.enter()
 	defer s.leave()
 	defer func() {
@@ -214,6 +214,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			c.recovered(v)
 		}
 		c.limitDiscard()
+		c.w.rearm()
 		s.logAccess(c, time.Since(start))
 		if v != nil && half {
 			panic(http.ErrAbortHandler)
@@ -298,7 +299,9 @@ func (c *call) guard(cancel context.CancelCauseFunc) (stop func()) {
 	stopAway := context.AfterFunc(away, func() { cancel(boxed.ErrGoingAway) })
 	ctl := http.NewResponseController(c.w)
 	ctx := c.ctx
+	stuck := make(chan struct{})
 	stopStuck := context.AfterFunc(ctx, func() {
+		defer close(stuck)
 		if ended(ctx) != nil && !c.w.hijacked() {
 			ctl.SetReadDeadline(time.Now())
 			ctl.SetWriteDeadline(time.Now().Add(time.Second))
@@ -318,7 +321,13 @@ func (c *call) guard(cancel context.CancelCauseFunc) (stop func()) {
 		}()
 		stopWatch = func() { close(quit); <-done; unwatch() }
 	}
-	return func() { stopAway(); stopStuck(); stopWatch() }
+	return func() {
+		stopAway()
+		if !stopStuck() {
+			<-stuck // after the handler the answer is net/http's, and may be another request's
+		}
+		stopWatch()
+	}
 }
 
 // limitDiscard bounds what net/http does after the handler: it reads on to the

@@ -135,10 +135,49 @@ func check[T any](o *operation, raw []byte) (T, error) {
 	if err := o.body.Validate(tree); err != nil {
 		return out, describe(err, "", tree)
 	}
+	if err := noDuplicates(raw); err != nil {
+		return out, err
+	}
 	if err := json.Unmarshal(raw, &out); err != nil {
 		return out, notJSON(err)
 	}
 	return out, nil
+}
+
+// noDuplicates refuses an object that has a name twice. What was validated has
+// the last of the two; decoding merges them.
+func noDuplicates(raw []byte) error {
+	type object struct {
+		names map[string]bool // nil for an array
+		value bool            // the next token is a value, not a name
+	}
+	var open []object
+	for dec := json.NewDecoder(bytes.NewReader(raw)); ; {
+		token, err := dec.Token()
+		if err != nil {
+			return nil // at the end; what is no JSON was refused before
+		}
+		if len(open) > 0 {
+			if top := &open[len(open)-1]; top.names != nil && !top.value && token != json.Delim('}') {
+				name := token.(string)
+				if top.names[name] {
+					return invalidField(name, "is there twice")
+				}
+				top.names[name], top.value = true, true
+				continue
+			} else if top.value {
+				top.value = false
+			}
+		}
+		switch token {
+		case json.Delim('{'):
+			open = append(open, object{names: map[string]bool{}})
+		case json.Delim('['):
+			open = append(open, object{})
+		case json.Delim('}'), json.Delim(']'):
+			open = open[:len(open)-1]
+		}
+	}
 }
 
 func notJSON(err error) error {
@@ -220,7 +259,23 @@ func (c *call) readJSON() ([]byte, error) {
 	case n == 0:
 		return nil, boxed.Errorf(boxed.CodeInvalid, "this call needs a JSON body")
 	}
-	return b.Bytes(), nil
+	return b.Bytes(), c.stillValid()
+}
+
+// stillValid refuses a key that was revoked while the body came: whoever holds
+// a body back must not act later than a fresh request could.
+func (c *call) stillValid() error {
+	if c.who.Key == "" {
+		return nil
+	}
+	revoked, stop := c.s.cfg.Auth.Watch(c.who.Key)
+	defer stop()
+	select {
+	case <-revoked:
+		return errRevoked
+	default:
+		return nil
+	}
 }
 
 func tooLarge(limit int64) error {

@@ -631,3 +631,32 @@ func TestStalledReaderLosesNothing(t *testing.T) {
 		t.Errorf("%d bytes, %v", got, err)
 	}
 }
+
+// Whoever joins an exec and leaves again, with its input open, leaves it running.
+func TestLeavingAnAttachWithInputOpenEndsNothing(t *testing.T) {
+	s := start(t)
+	for range 40 {
+		a := command("sleep", "100")
+		a.Stdin = true
+		if _, err := s.Start(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		in, w := io.Pipe()
+		stop := context.AfterFunc(ctx, func() { w.CloseWithError(errors.New("the client left")) })
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Attach(ctx, agent.Attach{ID: a.ID}, agent.Streams{Stdin: in})
+		}()
+		w.Write([]byte("x"))
+		cancel()
+		<-done
+		stop()
+		infos, err := s.Execs(t.Context())
+		if err != nil || infos[len(infos)-1].Exit != nil {
+			t.Fatalf("%+v %v", infos[len(infos)-1], err)
+		}
+		s.Kill(t.Context(), a.ID, agent.ExitCanceled)
+	}
+}

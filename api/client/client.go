@@ -85,6 +85,9 @@ func New(cfg Config) (*Client, error) {
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = 10 * time.Second
 	}
+	if base.Scheme == "http" && (cfg.Fingerprint != "" || cfg.CAFile != "") {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "a pinned certificate needs an https:// endpoint: over http:// the key would go in the clear").WithField("endpoint")
+	}
 	tlsConfig, err := cfg.tls()
 	if err != nil {
 		return nil, err

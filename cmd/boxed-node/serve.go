@@ -46,9 +46,15 @@ func (f *front) run(stop <-chan struct{}) error {
 	if err := f.shutdown(ctx); err != nil {
 		f.log.Warn("requests were cut off", "err", err)
 	}
+	flush, flushed := context.WithTimeout(context.Background(), flushTime)
+	_ = f.server.Shutdown(flush) // answers that have been given and not yet sent
+	flushed()
 	f.server.Close()
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the API: %w", err)
 	}
 	return nil
 }
+
+// flushTime is for answers that lie in a buffer when the last request has ended.
+const flushTime = time.Second
