@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -258,5 +260,40 @@ func TestANameThatIsThereTwiceIsRefused(t *testing.T) {
 	}
 	if a := h.do("POST", "/v1/sandboxes", `{"labels":{"a":"1","b":"1"},"files":[{"path":"a","content":""},{"path":"b","content":""}],"limits":{"cpus":1}}`); a.status != 201 {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// Calls of HTTP/2 that end because the node goes away leave nothing behind that
+// touches an answer after its handler: that would end the process.
+func TestManyCallsOverHTTP2EndTogether(t *testing.T) {
+	for range 5 {
+		h := newHarness(t)
+		sb := h.add("x")
+		server := httptest.NewUnstartedServer(h.server)
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		var calls sync.WaitGroup
+		for range 100 {
+			calls.Go(func() {
+				req, err := http.NewRequest("GET", server.URL+"/v1/sandboxes/"+string(sb.ID)+"/wait?state=stopped&timeout=1m", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.Header.Set("Authorization", "Bearer "+userKey)
+				if resp, err := server.Client().Do(req); err == nil {
+					io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+			})
+		}
+		eventually(t, "all wait", func() bool { return h.called("Wait") >= 100 })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if err := h.server.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		calls.Wait()
+		server.Close()
 	}
 }
