@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/api"
+	"github.com/boxed-mesh/boxed/api/client"
 	"github.com/boxed-mesh/boxed/internal/frame"
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
@@ -426,4 +428,29 @@ type blockingWriter struct {
 func (w *blockingWriter) Write(p []byte) (int, error) {
 	time.Sleep(w.slow)
 	return w.lockedBuffer.Write(p)
+}
+
+// X14: a node that falls silent, frozen or gone without a word, is a lost link,
+// and not a call that never ends.
+func TestASilentNodeIsALostLink(t *testing.T) {
+	quit := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			return
+		}
+		defer conn.CloseNow()
+		<-quit
+	}))
+	defer server.Close()
+	defer close(quit)
+	c, err := client.New(client.Config{Endpoint: server.URL, MaxSilence: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = c.Exec(t.Context(), boxed.NewID(boxed.NodeID("abcdefghijklmnop")), boxed.ExecRequest{Args: []string{"x"}, Stdout: io.Discard})
+	if !errors.Is(err, boxed.CodeLost) {
+		t.Errorf("got %v", err)
+	}
 }

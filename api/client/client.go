@@ -9,6 +9,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -40,6 +41,10 @@ type Config struct {
 	CAFile      string
 	Fingerprint string
 
+	// MaxSilence is how long a node may send no ping on a stream, of which it
+	// sends one every 30 seconds, before the stream counts as lost: a machine that
+	// froze or vanished closes no connection. 0 means 2 minutes.
+	MaxSilence  time.Duration
 	DialTimeout time.Duration // of a connection with its TLS handshake; 0 means 10 s
 	UserAgent   string        // "" means "boxed-client"
 
@@ -56,6 +61,8 @@ type Client struct {
 	key       string
 	userAgent string
 	http      *http.Client
+
+	maxSilence time.Duration
 }
 
 var (
@@ -72,7 +79,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	base.Path = strings.TrimRight(base.Path, "/")
 	base.RawPath = ""
-	c := &Client{base: base, key: cfg.APIKey, userAgent: cfg.UserAgent, http: cfg.HTTPClient}
+	c := &Client{base: base, key: cfg.APIKey, userAgent: cfg.UserAgent, http: cfg.HTTPClient, maxSilence: cmp.Or(cfg.MaxSilence, 2*time.Minute)}
 	if c.userAgent == "" {
 		c.userAgent = "boxed-client"
 	}

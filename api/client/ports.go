@@ -35,7 +35,7 @@ func (c *Client) Dial(ctx context.Context, id boxed.ID, port uint16) (net.Conn, 
 		return nil, boxed.Errorf(boxed.CodeInvalid, "port 0 cannot be dialled").WithField("port")
 	}
 	path := sandboxPath(id) + "/ports/" + strconv.Itoa(int(port)) + "/tunnel"
-	conn, err := c.dial(ctx, path, url.Values{})
+	conn, err := c.dial(ctx, path, url.Values{}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/internal/frame"
@@ -51,13 +53,15 @@ type chunk struct {
 // run connects, sends the request (nil: none is due) and returns how it ended.
 func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, request any) (boxed.ExitStatus, error) {
 	q.Set("window", strconv.Itoa(outputWindow))
-	conn, err := c.dial(ctx, path, q)
+	quiet := silence{most: c.maxSilence}
+	conn, err := c.dial(ctx, path, q, quiet.over)
 	if err != nil {
 		return boxed.ExitStatus{}, err
 	}
 	defer conn.CloseNow()
 	conn.SetReadLimit(frame.MaxMessage)
 	s.conn = conn
+	defer quiet.watch(func() { conn.CloseNow() })()
 	if request != nil {
 		raw, err := json.Marshal(request)
 		if err != nil {
@@ -95,6 +99,26 @@ func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, 
 		return boxed.ExitStatus{}, contextError(ctx)
 	}
 	return status, err
+}
+
+// silence ends a stream whose node has fallen silent.
+type silence struct {
+	most  time.Duration
+	timer atomic.Pointer[time.Timer]
+}
+
+// over is called at each sign of life.
+func (s *silence) over() {
+	if t := s.timer.Load(); t != nil {
+		t.Reset(s.most)
+	}
+}
+
+// watch calls end when nothing came for too long, until stop is called.
+func (s *silence) watch(end func()) (stop func()) {
+	t := time.AfterFunc(s.most, end)
+	s.timer.Store(t)
+	return func() { t.Stop() }
 }
 
 // fail ends the stream for a reason of this side.
@@ -318,7 +342,8 @@ func readMessage(conn *websocket.Conn) (*[]byte, error) {
 }
 
 // dial opens a WebSocket. ctx bounds the handshake; the connection lives on.
-func (c *Client) dial(ctx context.Context, path string, q url.Values) (*websocket.Conn, error) {
+// onPing, which may be nil, hears of the node's pings while somebody reads.
+func (c *Client) dial(ctx context.Context, path string, q url.Values, onPing func()) (*websocket.Conn, error) {
 	keep := &keepBody{next: c.http.Transport}
 	if keep.next == nil {
 		keep.next = http.DefaultTransport
@@ -326,6 +351,12 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values) (*websocke
 	conn, _, err := websocket.Dial(ctx, c.url(path, q), &websocket.DialOptions{
 		HTTPClient: &http.Client{Transport: keep, CheckRedirect: c.http.CheckRedirect, Jar: c.http.Jar},
 		HTTPHeader: c.header(),
+		OnPingReceived: func(context.Context, []byte) bool {
+			if onPing != nil {
+				onPing()
+			}
+			return true
+		},
 	})
 	switch {
 	case err == nil:
