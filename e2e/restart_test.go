@@ -1,10 +1,13 @@
 package e2e_test
 
 import (
+	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -184,4 +187,44 @@ func TestUserLabelsStayInTheRecord(t *testing.T) {
 	if got, err := n.Get(t.Context(), s.ID); err != nil || got.Labels["com.docker.compose.project"] != "evil" {
 		t.Errorf("%+v %v", got, err)
 	}
+}
+
+// A graceful stop leaves attached execs running too, also one whose client
+// takes nothing and one whose input is open.
+func TestGracefulStopLeavesExecsRunning(t *testing.T) {
+	n := startNode(t, "--drain", "1s")
+	s := n.create(boxed.Spec{})
+	stuck := make(chan struct{})
+	defer close(stuck)
+	in, _ := io.Pipe()
+	var started sync.WaitGroup
+	for _, req := range []boxed.ExecRequest{
+		{Args: []string{"bash", "-c", "while echo x; do sleep 0.1; done"}, Stdout: io.Discard},
+		{Args: []string{"bash", "-c", "read x; sleep 100"}, Stdin: in, Stdout: io.Discard},
+		{Args: []string{"yes"}, Stdout: blockedWriter(stuck)},
+	} {
+		started.Add(1)
+		req.Started = func(boxed.ExecID) { started.Done() }
+		go n.Client.Exec(context.Background(), s.ID, req)
+	}
+	started.Wait()
+	time.Sleep(500 * time.Millisecond) // for `yes` to fill all that lies between
+	n.stop(syscall.SIGTERM)
+	n.start()
+	execs, err := n.ListExecs(t.Context(), s.ID)
+	if err != nil || len(execs) != 3 {
+		t.Fatalf("%+v %v", execs, err)
+	}
+	for _, e := range execs {
+		if !e.Running {
+			t.Errorf("%v has ended: %+v", e.Args, e.Status)
+		}
+	}
+}
+
+type blockedWriter chan struct{}
+
+func (b blockedWriter) Write(p []byte) (int, error) {
+	<-b
+	return len(p), nil
 }

@@ -52,6 +52,7 @@ func (p *process) Stderr() agent.Output {
 
 func (p *process) Wait() agent.WaitStatus {
 	<-p.child.ended
+	p.system.census.stale()
 	status := p.child.status
 	w := agent.WaitStatus{Code: status.ExitStatus()}
 	if status.Signaled() {

@@ -72,7 +72,7 @@ type census struct {
 	counts map[uint64]int
 }
 
-const censusFresh = 50 * time.Millisecond
+const censusFresh = 5 * time.Millisecond // one listing
 
 // stale makes the next question scan.
 func (c *census) stale() {
