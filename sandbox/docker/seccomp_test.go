@@ -111,7 +111,7 @@ func TestProgramsWork(t *testing.T) {
 	d := newDriver(t)
 	img, err := d.Image(t.Context(), "boxed/full:bookworm", nil)
 	if err != nil {
-		t.Skip("no image boxed/full:bookworm on this host (make images): ", err)
+		t.Skip("no image boxed/full:bookworm on this host; make test builds it: ", err)
 	}
 	l := smallLimits()
 	l.MemoryBytes, l.Processes, l.WorkspaceBytes, l.TmpBytes = 512<<20, 256, 128<<20, 64<<20
