@@ -69,7 +69,6 @@ type Host struct {
 	linked  chan struct{} // closed while session is alive; replaced when it is not
 	bulk    map[string]chan net.Conn
 	conns   map[*conn]bool // all that are open, for Close
-	hello   Hello
 	closed  bool
 	broken  bool
 	refused int // connections
@@ -268,7 +267,7 @@ func (h *Host) greet(conn net.Conn) error {
 	if hello.Bulk != "" {
 		return h.takeBulk(hello.Bulk, conn)
 	}
-	return h.takeControl(hello, conn)
+	return h.takeControl(conn)
 }
 
 func (h *Host) takeBulk(token string, conn net.Conn) error {
@@ -284,7 +283,7 @@ func (h *Host) takeBulk(token string, conn net.Conn) error {
 }
 
 // takeControl makes conn the control connection, in place of an earlier one.
-func (h *Host) takeControl(hello Hello, conn net.Conn) error {
+func (h *Host) takeControl(conn net.Conn) error {
 	session, err := yamux.Client(newGuard(conn, h.protocolBroken), muxConfig())
 	if err != nil {
 		return err
@@ -296,7 +295,7 @@ func (h *Host) takeControl(hello Hello, conn net.Conn) error {
 		return ErrClosed
 	}
 	old := h.session
-	h.session, h.hello = session, hello
+	h.session = session
 	select {
 	case <-h.linked:
 	default:
@@ -357,11 +356,4 @@ func (h *Host) Linked() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.session != nil
-}
-
-// Build is the hash that the connected guest gave of its program.
-func (h *Host) Build() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.hello.Build
 }

@@ -72,7 +72,6 @@ const (
 	SocketName = "agent.sock"    // in Box.Mount
 	GuestHome  = "/home/sandbox" // tmpfs, HOME of user code
 	GuestUser  = "sandbox"       // its name in passwd
-	GuestSock  = GuestDir + "/" + SocketName
 )
 
 // GuestTmpfs lists the writable places of a sandbox in the order in which they

@@ -55,6 +55,16 @@ func versionText() string {
 	return "dev"
 }
 
+// reach connects to the node and finds a sandbox by ID, name or prefix.
+func (a *app) reach(ctx context.Context, ref string) (service, boxed.ID, error) {
+	svc, err := a.connect()
+	if err != nil {
+		return nil, "", err
+	}
+	id, err := sandboxID(ctx, svc, ref)
+	return svc, id, err
+}
+
 // sandboxID finds the ID behind an ID, a name or a prefix. A whole ID costs no
 // request.
 func sandboxID(ctx context.Context, svc service, ref string) (boxed.ID, error) {

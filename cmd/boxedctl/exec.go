@@ -128,11 +128,7 @@ func (a *app) cmdPs() *cli.Command {
 			if err != nil {
 				return err
 			}
-			svc, err := a.connect()
-			if err != nil {
-				return err
-			}
-			id, err := sandboxID(c.Context, svc, ref)
+			svc, id, err := a.reach(c.Context, ref)
 			if err != nil {
 				return err
 			}
@@ -223,11 +219,7 @@ func (a *app) cmdKill() *cli.Command {
 			if c.Bool("tree") && name == "" {
 				return usagef("--tree goes with --signal; without one kill ends the whole tree")
 			}
-			svc, err := a.connect()
-			if err != nil {
-				return err
-			}
-			id, err := sandboxID(c.Context, svc, words[0])
+			svc, id, err := a.reach(c.Context, words[0])
 			if err != nil {
 				return err
 			}

@@ -56,11 +56,7 @@ func (a *app) forward(c *cli.Context) error {
 		}
 		pairs = append(pairs, p)
 	}
-	svc, err := a.connect()
-	if err != nil {
-		return err
-	}
-	id, err := sandboxID(c.Context, svc, words[0])
+	svc, id, err := a.reach(c.Context, words[0])
 	if err != nil {
 		return err
 	}
@@ -175,11 +171,7 @@ func (a *app) cmdPorts() *cli.Command {
 			if err != nil {
 				return err
 			}
-			svc, err := a.connect()
-			if err != nil {
-				return err
-			}
-			id, err := sandboxID(c.Context, svc, ref)
+			svc, id, err := a.reach(c.Context, ref)
 			if err != nil {
 				return err
 			}

@@ -199,11 +199,7 @@ func (a *app) cmdFsMv() *cli.Command {
 			if pl := parsePlace(to); pl.ref == ref {
 				to = pl.path
 			}
-			svc, err := a.connect()
-			if err != nil {
-				return err
-			}
-			id, err := sandboxID(c.Context, svc, ref)
+			svc, id, err := a.reach(c.Context, ref)
 			if err != nil {
 				return err
 			}

@@ -279,11 +279,7 @@ func (a *app) update(ctx context.Context, ref string, u boxed.Update) error {
 
 // change does something to one sandbox and prints it as it is then.
 func (a *app) change(ctx context.Context, ref string, do func(service, boxed.ID) (*boxed.Sandbox, error)) error {
-	svc, err := a.connect()
-	if err != nil {
-		return err
-	}
-	id, err := sandboxID(ctx, svc, ref)
+	svc, id, err := a.reach(ctx, ref)
 	if err != nil {
 		return err
 	}

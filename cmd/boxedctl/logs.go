@@ -35,11 +35,7 @@ func (a *app) logs(c *cli.Context) error {
 	if c.Int64("since-byte") < 0 {
 		return usagef("--since-byte must not be negative")
 	}
-	svc, err := a.connect()
-	if err != nil {
-		return err
-	}
-	id, err := sandboxID(c.Context, svc, words[0])
+	svc, id, err := a.reach(c.Context, words[0])
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// sock is sandbox.GuestSock; self is sandbox.GuestAgent.
+// sock is the socket in sandbox.GuestDir; self is sandbox.GuestAgent.
 const (
 	sock = "/run/boxed/agent.sock"
 	self = "/.boxed-agent"
