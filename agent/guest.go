@@ -13,8 +13,11 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
+// featureDirect is of both sides: the guest dials a direct connection.
+const featureDirect = "direct"
+
 // Features that this guest has.
-var guestFeatures = []string{"exec", "files", "tar", "ports", "dial", "bulk"}
+var guestFeatures = []string{"exec", "files", "tar", "ports", "dial", "bulk", featureDirect}
 
 // Guest serves one host, over as many connections as it takes. Its execs
 // outlive connections.
@@ -73,7 +76,7 @@ func (g *Guest) Run(ctx context.Context) error {
 // or the host refuses it.
 func (g *Guest) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
-	welcome, err := g.hello(conn, "")
+	welcome, err := g.hello(conn, Hello{})
 	if err != nil {
 		return err
 	}
@@ -95,6 +98,11 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) error {
 	defer session.Close()
 	stop := context.AfterFunc(ctx, func() { session.Close() })
 	defer stop()
+	if slices.Contains(welcome.Features, featureDirect) {
+		linked, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go g.serveDirects(linked)
+	}
 	for {
 		stream, err := session.AcceptStream()
 		if err != nil {
@@ -115,14 +123,14 @@ func (g *Guest) configure(c Config) error {
 }
 
 // hello shakes hands on a fresh connection.
-func (g *Guest) hello(conn net.Conn, bulk string) (Welcome, error) {
+func (g *Guest) hello(conn net.Conn, hello Hello) (Welcome, error) {
 	g.mu.Lock()
 	secret := g.secret
 	g.mu.Unlock()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	defer conn.SetDeadline(time.Time{})
 	var welcome Welcome
-	hello := Hello{Version: Version, Features: guestFeatures, Build: g.build, Secret: secret, Bulk: bulk}
+	hello.Version, hello.Features, hello.Build, hello.Secret = Version, guestFeatures, g.build, secret
 	if err := writeMessage(conn, hello); err != nil {
 		return welcome, err
 	}
@@ -141,7 +149,7 @@ func (g *Guest) bulkConn(token string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := g.hello(conn, token); err != nil {
+	if _, err := g.hello(conn, Hello{Bulk: token}); err != nil {
 		conn.Close()
 		return err
 	}
@@ -158,6 +166,11 @@ func (g *Guest) serve(conn net.Conn) {
 		return
 	}
 	conn.SetReadDeadline(time.Time{})
+	g.answer(conn, req)
+}
+
+// answer serves one request on its stream.
+func (g *Guest) answer(conn net.Conn, req Request) {
 	serve, ok := g.operations[req.Op]
 	if !ok {
 		respond(conn, nil, &Error{Code: ErrUnavailable, Message: "this agent does not know the operation " + req.Op})

@@ -12,6 +12,13 @@ import (
 	"time"
 )
 
+// Buffers of execs. Short ones, one after the other, would cost more for these
+// than for all else.
+var (
+	chunks = sync.Pool{New: func() any { return new([ChunkSize]byte) }}
+	frames = sync.Pool{New: func() any { return new([5 + ChunkSize]byte) }}
+)
+
 // ErrInterrupted is what an Output's Read returns after Interrupt.
 var ErrInterrupted = errors.New("read interrupted")
 
@@ -114,7 +121,9 @@ func (e *guestExec) pump(i int, out Output) {
 		e.changed.Broadcast()
 		e.mu.Unlock()
 	}()
-	buf := make([]byte, ChunkSize)
+	chunk := chunks.Get().(*[ChunkSize]byte)
+	defer chunks.Put(chunk)
+	buf := chunk[:]
 	must, draining := 0, false
 	for {
 		n, err := out.Read(buf)
@@ -297,7 +306,8 @@ func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 	offset := [2]int64{a.Stdout, a.Stderr}
 	first := 0 // the stream that is looked at first: the one that was not sent last
 	types := [2]byte{frameStdout, frameStderr}
-	frame := make([]byte, 5+ChunkSize)
+	frame := frames.Get().(*[5 + ChunkSize]byte)
+	defer frames.Put(frame)
 	toldNoRead := false
 	for {
 		e.mu.Lock()
@@ -317,7 +327,7 @@ func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 			err = writeFrame(conn, frameGap, gap)
 			e.advance(a, i, offset[i])
 		case n > 0:
-			putFrameHead(frame, types[i], n)
+			putFrameHead(frame[:], types[i], n)
 			_, err = conn.Write(frame[:5+n])
 			if err == nil {
 				e.advance(a, i, offset[i])

@@ -68,6 +68,7 @@ type Host struct {
 	session *yamux.Session
 	linked  chan struct{} // closed while session is alive; replaced when it is not
 	bulk    map[string]chan net.Conn
+	direct  *direct        // that no exec uses, or nil
 	conns   map[*conn]bool // all that are open, for Close
 	closed  bool
 	broken  bool
@@ -239,10 +240,10 @@ func (h *Host) greet(conn net.Conn) error {
 		welcome.Error = "unknown version"
 	case h.known && !proven:
 		welcome.Error = "wrong secret"
-	case !h.known && hello.Bulk != "":
+	case !h.known && (hello.Bulk != "" || hello.Direct):
 		welcome.Error = "a bulk connection before the first"
 	}
-	if welcome.Error == "" && hello.Bulk == "" {
+	if welcome.Error == "" && hello.Bulk == "" && !hello.Direct {
 		if !h.known {
 			welcome.Secret = h.cfg.Secret
 			first = true
@@ -264,7 +265,10 @@ func (h *Host) greet(conn net.Conn) error {
 		return errors.New(welcome.Error)
 	}
 	conn.SetDeadline(time.Time{})
-	if hello.Bulk != "" {
+	switch {
+	case hello.Direct:
+		return h.takeDirect(conn)
+	case hello.Bulk != "":
 		return h.takeBulk(hello.Bulk, conn)
 	}
 	return h.takeControl(conn)

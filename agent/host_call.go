@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -185,12 +187,12 @@ func (h *Host) exchange(ctx context.Context, open func(context.Context) (net.Con
 	}
 	stop := context.AfterFunc(ctx, func() { breakOff(conn) })
 	var value json.RawMessage
-	if err = writeMessage(conn, req); err == nil {
+	if err = writeRequest(conn, req); err == nil {
 		value, err = h.readResponse(ctx, conn)
 	}
 	if err != nil {
 		stop()
-		conn.Close()
+		h.release(conn, errors.As(err, new(*Error)))
 		return answer{err: err}
 	}
 	return answer{conn: conn, stop: stop, value: value}
@@ -318,13 +320,13 @@ func (h *Host) Ports(ctx context.Context) ([]Port, error) {
 	return list.items, err
 }
 
-// BreakLink closes the control connection as a fault would; the guest dials
+// BreakLink closes all connections as a fault would; the guest dials
 // again. For tests and for a link that is found stuck.
 func (h *Host) BreakLink() {
 	h.mu.Lock()
-	session := h.session
+	open := slices.Collect(maps.Keys(h.conns))
 	h.mu.Unlock()
-	if session != nil {
-		session.Close()
+	for _, c := range open {
+		c.Close()
 	}
 }

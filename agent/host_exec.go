@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -48,7 +47,11 @@ func (h *Host) Exec(ctx context.Context, start ExecStart, s Streams) (Exit, erro
 	defer cancel()
 	patience := context.AfterFunc(ctx, func() { time.AfterFunc(killPatience, cancel) })
 	defer patience()
-	conn, stop, err := h.ask(asking, h.open, opExec, start, &Attached{})
+	open := h.openExec
+	if start.size() > maxDirect {
+		open = h.open
+	}
+	conn, stop, err := h.ask(asking, open, opExec, start, &Attached{})
 	if err != nil {
 		if !errors.As(err, new(*Error)) { // no answer: it may run, and nobody would follow it
 			h.killSoon(start.ID)
@@ -122,8 +125,11 @@ func (h *Host) follow(ctx context.Context, conn net.Conn, a Attach, s Streams, k
 			if err != nil && kill && !f.left() {
 				h.killSoon(a.ID)
 			}
-			if err == nil && ctx.Err() != nil && exit.Reason == ExitCanceled {
-				err = ctx.Err()
+			if err == nil {
+				f.release()
+				if ctx.Err() != nil && exit.Reason == ExitCanceled {
+					err = ctx.Err()
+				}
 			}
 			return exit, err
 		}
@@ -163,7 +169,7 @@ type follower struct {
 	host      *Host
 	at        Attach // offsets advance with what was written
 	streams   Streams
-	conn      atomic.Pointer[net.Conn]
+	conn      atomic.Pointer[net.Conn] // whoever takes it out is done with it
 	closed    atomic.Bool
 	kill      bool         // the exec is the caller's, and ends with it
 	left      func() bool  // the caller has gone, and what it followed runs on
@@ -178,7 +184,7 @@ type follower struct {
 func (f *follower) use(conn net.Conn) {
 	f.conn.Store(&conn)
 	if f.closed.Load() {
-		breakOff(conn)
+		f.close()
 		return
 	}
 	if !f.stdinDone && !f.feeding {
@@ -196,8 +202,15 @@ func (f *follower) refuseStdin() {
 
 func (f *follower) close() {
 	f.closed.Store(true)
-	if conn := f.conn.Load(); conn != nil {
+	if conn := f.conn.Swap(nil); conn != nil {
 		breakOff(*conn)
+	}
+}
+
+// release is close for a stream that was read to its end.
+func (f *follower) release() {
+	if conn := f.conn.Swap(nil); conn != nil {
+		f.host.release(*conn, !f.feeding || f.stdinEnd.Load())
 	}
 }
 
@@ -247,13 +260,15 @@ func (f *follower) again(ctx context.Context) error {
 		f.reached, f.tries = at, 0
 	}
 	for {
-		old := *f.conn.Load()
-		breakOff(old)
+		old := f.conn.Swap(nil)
+		if old != nil {
+			breakOff(*old)
+		}
 		if f.tries++; f.tries > maxAgain {
 			f.host.killSoon(f.at.ID)
 			return fmt.Errorf("%w: the exec's stream breaks again and again", ErrLost)
 		}
-		if stream, ok := old.(*yamux.Stream); ok && !stream.Session().IsClosed() {
+		if old != nil && f.host.Linked() { // it was the guest who ended it
 			select {
 			case <-time.After(againPause):
 			case <-ctx.Done():
@@ -281,14 +296,17 @@ func (f *follower) again(ctx context.Context) error {
 
 // read handles frames until the exec's end or the stream's.
 func (f *follower) read() (Exit, error) {
-	r := bufio.NewReaderSize(*f.conn.Load(), 64<<10)
-	var buf []byte
+	conn := f.conn.Load()
+	if conn == nil {
+		return Exit{}, net.ErrClosed
+	}
+	r, done := readerOf(*conn)
+	defer done()
 	for {
-		typ, payload, grown, err := readFrame(r, buf)
+		typ, payload, err := peekFrame(r)
 		if err != nil {
 			return Exit{}, err
 		}
-		buf = grown
 		switch typ {
 		case frameStdout:
 			err = f.write(f.streams.Stdout, payload, &f.at.Stdout)
@@ -303,6 +321,7 @@ func (f *follower) read() (Exit, error) {
 			if err := json.Unmarshal(payload, &exit); err != nil {
 				return Exit{}, &errProtocol{"an exit that is not one: " + err.Error()}
 			}
+			r.Discard(len(payload))
 			return exit, nil
 		case frameAlive:
 			return Exit{}, nil
@@ -310,6 +329,7 @@ func (f *follower) read() (Exit, error) {
 		if err != nil {
 			return Exit{}, err
 		}
+		r.Discard(len(payload))
 	}
 }
 

@@ -36,6 +36,7 @@ type Hello struct {
 	Build    string   `json:"build"`            // hash of the program
 	Secret   string   `json:"secret,omitempty"` // proves a re-dial or a bulk connection
 	Bulk     string   `json:"bulk,omitempty"`   // the token of a bulk connection, "" for the control connection
+	Direct   bool     `json:"direct,omitempty"` // a direct connection; see direct.go
 }
 
 // Welcome is the host's first frame on every connection.
@@ -276,16 +277,17 @@ type Stats struct {
 // Frame types of an exec's stream. Each frame is a type byte, a big-endian
 // uint32 length and so many bytes.
 const (
-	frameStdin  = 0x01 // → guest; empty: end of file
-	frameStdout = 0x11 // → host
-	frameStderr = 0x12 // → host
-	frameGap    = 0x13 // → host; frameStdout or frameStderr, big-endian uint64: bytes that are no longer kept
-	frameExit   = 0x14 // → host; JSON Exit, the last frame
-	frameAlive  = 0x15 // → host; empty, the end of an attach that does not follow
-	frameNoRead = 0x16 // → host; empty: the program no longer reads stdin
-	frameChunk  = 0x21 // both; bytes of a file or tar
-	frameEOF    = 0x22 // both; empty: all chunks were sent
-	frameError  = 0x23 // both; JSON Error: what was sent is not all there is
+	frameStdin   = 0x01 // → guest; empty: end of file
+	frameStdout  = 0x11 // → host
+	frameStderr  = 0x12 // → host
+	frameGap     = 0x13 // → host; frameStdout or frameStderr, big-endian uint64: bytes that are no longer kept
+	frameExit    = 0x14 // → host; JSON Exit, the last frame
+	frameAlive   = 0x15 // → host; empty, the end of an attach that does not follow
+	frameNoRead  = 0x16 // → host; empty: the program no longer reads stdin
+	frameRequest = 0x17 // → guest; JSON Request, on direct connections only
+	frameChunk   = 0x21 // both; bytes of a file or tar
+	frameEOF     = 0x22 // both; empty: all chunks were sent
+	frameError   = 0x23 // both; JSON Error: what was sent is not all there is
 )
 
 // writeFrame sends one frame with a single Write.
@@ -318,6 +320,26 @@ func readFrame(r *bufio.Reader, buf []byte) (typ byte, payload, grown []byte, er
 	buf = buf[:n]
 	_, err = io.ReadFull(r, buf)
 	return head[0], buf, buf, noEOF(err)
+}
+
+// peekFrame reads one frame whose payload stays in r's buffer, where it is valid
+// until r is used again; the caller discards it. So no byte is copied twice.
+func peekFrame(r *bufio.Reader) (typ byte, payload []byte, err error) {
+	head, err := r.Peek(5)
+	if err != nil {
+		if len(head) > 0 {
+			err = noEOF(err)
+		}
+		return 0, nil, err
+	}
+	typ = head[0]
+	n := int(binary.BigEndian.Uint32(head[1:]))
+	if n > r.Size() {
+		return 0, nil, &errProtocol{fmt.Sprintf("frame of %d bytes, at most %d are allowed here", n, r.Size())}
+	}
+	r.Discard(5)
+	payload, err = r.Peek(n)
+	return typ, payload, noEOF(err)
 }
 
 // writeMessage sends v as JSON behind its length.

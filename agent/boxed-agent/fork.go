@@ -22,21 +22,37 @@ type forker struct {
 	oom    *os.File // /proc/self/oom_score_adj
 	jobs   chan forkJob
 
+	// isUser says that the thread has the user's file-system rights, so that what
+	// must be found or opened for a program needs no other thread.
+	isUser bool
+
 	mu   sync.Mutex // one fork at a time: limits are the whole process's
 	last uint64     // mark of the last exec
 }
 
+// forkJob is done on the thread that forks. What it forks it says in a ProcAttr.
 type forkJob struct {
-	argv0  string
-	argv   []string
-	attr   *syscall.ProcAttr
-	result chan<- forkResult
+	prepare func() (program, error)
+	result  chan<- forkResult
+	become  int // instead: take this user's file-system rights
+}
+
+// program is what is forked and executed.
+type program struct {
+	path string
+	argv []string
+	attr *syscall.ProcAttr
 }
 
 type forkResult struct {
 	child *child
 	err   error
 }
+
+// prepareError is an error of a job's prepare.
+type prepareError struct{ error }
+
+func (e prepareError) Unwrap() error { return e.error }
 
 // firstMark is the mark before any exec's. Linux has not used RLIMIT_RSS since
 // 2.4; a value no real memory reaches keeps that true for old kernels too.
@@ -64,10 +80,20 @@ func (f *forker) run(ready chan<- error) {
 	}
 	ready <- nil
 	for job := range f.jobs {
+		if job.become != 0 {
+			f.isUser = becomeFileUser(job.become)
+			job.result <- forkResult{}
+			continue
+		}
 		var r forkResult
+		prog, err := job.prepare()
+		if err != nil {
+			job.result <- forkResult{err: prepareError{err}}
+			continue
+		}
 		r.child, r.err = f.reaper.fork(func() (int, error) {
 			f.oom.WriteAt([]byte(userOOMScore), 0)
-			pid, err := syscall.ForkExec(job.argv0, job.argv, job.attr)
+			pid, err := syscall.ForkExec(prog.path, prog.argv, prog.attr)
 			f.oom.WriteAt([]byte("0"), 0)
 			return pid, err
 		})
@@ -75,10 +101,18 @@ func (f *forker) run(ready chan<- error) {
 	}
 }
 
-// start forks and executes one program under a mark of its own: this process's
+// become gives the thread the user's rights on files, if the kernel can: its
+// others are needed to fork.
+func (f *forker) become(uid int) {
+	result := make(chan forkResult, 1)
+	f.jobs <- forkJob{become: uid, result: result}
+	<-result
+}
+
+// start prepares on the thread, and then forks and executes one program under a mark of its own: this process's
 // hard limit, lowered by one. Lowered, it cannot be raised, since the process
 // has no CAP_SYS_RESOURCE.
-func (f *forker) start(argv0 string, argv []string, attr *syscall.ProcAttr) (*child, uint64, error) {
+func (f *forker) start(prepare func() (program, error)) (*child, uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.last--
@@ -86,7 +120,7 @@ func (f *forker) start(argv0 string, argv []string, attr *syscall.ProcAttr) (*ch
 		return nil, 0, fmt.Errorf("mark: %w", err)
 	}
 	result := make(chan forkResult, 1)
-	f.jobs <- forkJob{argv0, argv, attr, result}
+	f.jobs <- forkJob{prepare: prepare, result: result}
 	for stuck := false; ; stuck = true {
 		select {
 		case r := <-result:

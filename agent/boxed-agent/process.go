@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -137,17 +139,27 @@ func (o *output) Pending() (n int) {
 // oomKills is how often the kernel killed for the sandbox's memory limit, from
 // the sandbox's own cgroup, version 1 or 2.
 func oomKills() int64 {
-	for _, file := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(text)) {
-			if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
-				n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-				return n
-			}
+	file := oomFile()
+	if file == nil {
+		return 0
+	}
+	var buf [1 << 10]byte
+	size, _ := file.ReadAt(buf[:], 0)
+	for line := range bytes.Lines(buf[:size]) {
+		if v, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
+			n, _ := strconv.ParseInt(string(bytes.TrimSpace(v)), 10, 64)
+			return n
 		}
 	}
 	return 0
 }
+
+// oomFile is opened once: it is read at the start of every exec.
+var oomFile = sync.OnceValue(func() *os.File {
+	for _, name := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
+		if file, err := os.Open(name); err == nil {
+			return file
+		}
+	}
+	return nil
+})

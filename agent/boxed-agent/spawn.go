@@ -23,16 +23,15 @@ func (s *system) Spawn(start agent.ExecStart) (agent.Process, error) {
 			return nil, &agent.Error{Code: agent.ErrInvalid, Message: "an argument holds a zero byte", Path: "args"}
 		}
 	}
-	var l launch
-	// All that touches files at once: each change of threads costs as much as the rest.
-	if err := s.user.do(func() error { return l.prepare(&start, argv) }); err != nil {
-		s.discard(&l)
-		return nil, err
+	l := launch{start: start, argv: argv}
+	p, err := s.launch(&l)
+	if l.streams != nil {
+		l.streams.closeChildEnds()
+		if err != nil {
+			l.streams.closeOurEnds()
+		}
 	}
-	defer l.streams.closeChildEnds()
-	p, err := s.launch(start, &l)
 	if err != nil {
-		l.streams.closeOurEnds()
 		s.discard(&l)
 		return nil, err
 	}
@@ -41,30 +40,33 @@ func (s *system) Spawn(start agent.ExecStart) (agent.Process, error) {
 
 // launch is a program that is ready to be started.
 type launch struct {
+	start   agent.ExecStart
 	argv    []string
 	program string // path
 	streams *streams
 	codeDir string // with the code's file; "" without one
 }
 
-// prepare runs with the user's rights, as do the functions that it calls.
-func (l *launch) prepare(start *agent.ExecStart, argv []string) (err error) {
-	if err := checkDir(start.Dir); err != nil {
+// code writes the code of a language to a file, with the user's rights.
+func (l *launch) code() (err error) {
+	if err = checkDir(l.start.Dir); err == nil {
+		l.argv, l.codeDir, err = prepareCode(&l.start)
+	}
+	return err
+}
+
+// prepare finds the program and opens its streams, with the user's rights.
+func (l *launch) prepare() (err error) {
+	if err := checkDir(l.start.Dir); err != nil {
 		return err
 	}
-	if start.Language != "" {
-		if argv, l.codeDir, err = prepareCode(start); err != nil {
-			return err
-		}
-	}
-	if len(argv) == 0 || argv[0] == "" {
+	if len(l.argv) == 0 || l.argv[0] == "" {
 		return &agent.Error{Code: agent.ErrInvalid, Message: "no program is named", Path: "args"}
 	}
-	l.argv = argv
-	if l.program, err = lookPath(argv[0], *start); err != nil {
+	if l.program, err = lookPath(l.argv[0], l.start); err != nil {
 		return err
 	}
-	if l.streams, err = openStreams(*start); err != nil {
+	if l.streams, err = openStreams(l.start); err != nil {
 		return fmt.Errorf("open streams: %w", err)
 	}
 	return nil
@@ -77,20 +79,42 @@ func (s *system) discard(l *launch) {
 	}
 }
 
-func (s *system) launch(start agent.ExecStart, l *launch) (*process, error) {
-	oom := oomKills()
-	attr := &syscall.ProcAttr{
-		Dir: start.Dir, Env: start.Env, Files: l.streams.fds(),
-		Sys: &syscall.SysProcAttr{
-			Credential: &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.uid)},
-			Setsid:     true, Setctty: start.TTY, Ctty: 0,
-		},
+// launch prepares and starts. What touches files happens on the thread that
+// forks, if that has the user's rights: each change of threads costs as much as
+// all else. Only code, which may be large, is written elsewhere.
+func (s *system) launch(l *launch) (*process, error) {
+	if l.start.Language != "" {
+		if err := s.user.do(l.code); err != nil {
+			return nil, err
+		}
 	}
-	child, mark, err := s.forker.start(l.program, l.argv, attr)
-	if err != nil {
+	prepare := l.prepare
+	if !s.forker.isUser {
+		if err := s.user.do(l.prepare); err != nil {
+			return nil, err
+		}
+		prepare = func() error { return nil }
+	}
+	oom := oomKills()
+	child, mark, err := s.forker.start(func() (program, error) {
+		if err := prepare(); err != nil {
+			return program{}, err
+		}
+		return program{l.program, l.argv, &syscall.ProcAttr{
+			Dir: l.start.Dir, Env: l.start.Env, Files: l.streams.fds(),
+			Sys: &syscall.SysProcAttr{
+				Credential: &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.uid)},
+				Setsid:     true, Setctty: l.start.TTY, Ctty: 0,
+			},
+		}}, nil
+	})
+	switch {
+	case errors.As(err, new(prepareError)):
+		return nil, errors.Unwrap(err)
+	case err != nil:
 		return nil, startError(l.argv[0], err)
 	}
-	p := &process{system: s, child: child, mark: mark, tty: start.TTY, oomBefore: oom, cleanup: func() { s.discard(l) }}
+	p := &process{system: s, child: child, mark: mark, tty: l.start.TTY, oomBefore: oom, cleanup: func() { s.discard(l) }}
 	p.take(l.streams)
 	return p, nil
 }

@@ -92,6 +92,7 @@ func (s *system) Configure(c agent.Config) error {
 	if err != nil {
 		return err
 	}
+	s.forker.become(c.UID)
 	s.uid, s.home, s.user = c.UID, c.Home, user
 	return nil
 }

@@ -40,15 +40,10 @@ func (u *userThreads) run(uid int, ready chan<- error) {
 	}
 }
 
-// becomeUser changes the calling thread's file-system credentials, and checks
-// that it did: the calls themselves report nothing. A kernel that has no such
-// thing (gVisor) gets the effective ones.
+// becomeUser gives the calling thread the user's rights on files. A kernel that
+// knows no such thing (gVisor) gets the effective credentials changed.
 func becomeUser(uid int) error {
-	unix.SetfsgidRetGid(uid)
-	unix.SetfsuidRetUid(uid)
-	gid, _ := unix.SetfsgidRetGid(-1)
-	fsuid, _ := unix.SetfsuidRetUid(-1)
-	if gid == uid && fsuid == uid {
+	if becomeFileUser(uid) {
 		return nil
 	}
 	keep := ^uintptr(0)
@@ -59,6 +54,16 @@ func becomeUser(uid int) error {
 		return fmt.Errorf("become the user: %w", errno)
 	}
 	return nil
+}
+
+// becomeFileUser changes the calling thread's file-system credentials, and
+// reports whether the kernel has such.
+func becomeFileUser(uid int) bool {
+	unix.SetfsgidRetGid(uid)
+	unix.SetfsuidRetUid(uid)
+	gid, _ := unix.SetfsgidRetGid(-1)
+	fsuid, _ := unix.SetfsuidRetUid(-1)
+	return gid == uid && fsuid == uid
 }
 
 // do runs f with the user's rights and waits for it.
