@@ -8,6 +8,7 @@ type EventType string
 // The events.
 const (
 	EventCreated  EventType = "sandbox.created" // admitted
+	EventQueued   EventType = "sandbox.queued"  // waits for its turn to be made
 	EventStarted  EventType = "sandbox.started" // running
 	EventUpdated  EventType = "sandbox.updated"
 	EventPaused   EventType = "sandbox.paused"
@@ -29,15 +30,17 @@ const CursorOldest Cursor = "oldest"
 
 // Event is one thing that happened to one sandbox or node.
 type Event struct {
-	Cursor  Cursor      `json:"cursor"`
-	Type    EventType   `json:"type"`
-	At      time.Time   `json:"at"`
-	Node    NodeID      `json:"node"`
-	Sandbox ID          `json:"sandbox,omitempty"`
-	Owner   string      `json:"owner,omitempty"`
-	Exec    ExecID      `json:"exec,omitempty"`
-	State   State       `json:"state,omitempty"`
-	Reason  string      `json:"reason,omitempty"`
-	Message string      `json:"message,omitempty"`
-	Status  *ExitStatus `json:"status,omitempty"`
+	Cursor  Cursor    `json:"cursor"`
+	Type    EventType `json:"type"`
+	At      time.Time `json:"at"`
+	Node    NodeID    `json:"node"`
+	Sandbox ID        `json:"sandbox,omitempty"`
+	Owner   string    `json:"owner,omitempty"`
+	Exec    ExecID    `json:"exec,omitempty"`
+	State   State     `json:"state,omitempty"`
+	Reason  string    `json:"reason,omitempty"`
+	Message string    `json:"message,omitempty"`
+	// QueuePlace is where a queued sandbox stands; 1 is the next.
+	QueuePlace int         `json:"queue_place,omitempty"`
+	Status     *ExitStatus `json:"status,omitempty"`
 }

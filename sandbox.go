@@ -208,14 +208,16 @@ type Sandbox struct {
 	Runtime     string            `json:"runtime"`
 	TTL         Duration          `json:"ttl"`
 	IdleTimeout Duration          `json:"idle_timeout,omitempty"`
-	Warm        bool              `json:"warm"`                // it came out of the pool
-	WarmMiss    string            `json:"warm_miss,omitempty"` // why it did not
-	CreatedAt   time.Time         `json:"created_at"`
-	StartedAt   time.Time         `json:"started_at,omitzero"`
-	PausedAt    time.Time         `json:"paused_at,omitzero"`
-	EndedAt     time.Time         `json:"ended_at,omitzero"`
-	ExpiresAt   time.Time         `json:"expires_at,omitzero"` // zero: never, or the clock is stopped by a pause
-	ActiveAt    time.Time         `json:"active_at,omitzero"`  // the last activity that counts against idle_timeout
+	Warm        bool              `json:"warm"` // it came out of the pool
+	// QueuePlace is where it stands among those that wait to be made; 1 is the next, 0 none.
+	QueuePlace int       `json:"queue_place,omitempty"`
+	WarmMiss   string    `json:"warm_miss,omitempty"` // why it did not
+	CreatedAt  time.Time `json:"created_at"`
+	StartedAt  time.Time `json:"started_at,omitzero"`
+	PausedAt   time.Time `json:"paused_at,omitzero"`
+	EndedAt    time.Time `json:"ended_at,omitzero"`
+	ExpiresAt  time.Time `json:"expires_at,omitzero"` // zero: never, or the clock is stopped by a pause
+	ActiveAt   time.Time `json:"active_at,omitzero"`  // the last activity that counts against idle_timeout
 }
 
 // Update changes a living sandbox. Nil fields stay.

@@ -32,6 +32,7 @@ type box struct {
 	created sync.Once          // its owner has been told of it
 
 	turn sync.Mutex // held by make and by destroy: one at a time
+	gone bool       // guarded by turn: no process of it is left
 }
 
 func newBox(m *Manager, rec Record) *box {
@@ -164,6 +165,9 @@ func (b *box) viewLocked() *boxed.Sandbox {
 		if b.busy > 0 {
 			s.ActiveAt = b.m.cfg.Now()
 		}
+	}
+	if s.State == boxed.StatePending {
+		s.QueuePlace = b.m.making.place(b.id)
 	}
 	if s.Labels == nil {
 		s.Labels = map[string]string{}

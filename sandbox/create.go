@@ -110,10 +110,31 @@ func (m *Manager) cold(ctx context.Context, owner string, spec boxed.Spec, miss 
 	if err != nil {
 		return nil, err
 	}
-	if err := b.make(ctx, image); err != nil {
+	if err := b.makeQueued(ctx, image); err != nil {
 		return nil, err
 	}
 	return b, b.hand(ctx, spec)
+}
+
+// makeQueued is make for somebody who waits, when it is their turn.
+func (b *box) makeQueued(ctx context.Context, image Image) error {
+	turn, cancel := context.WithCancel(ctx)
+	defer cancel()
+	b.mu.Lock()
+	b.cancel = cancel // a destroy does not wait for the turn
+	b.mu.Unlock()
+	err := b.m.making.enter(turn, b.id, func(place int) {
+		b.announce()
+		b.m.emit(boxed.EventQueued, b.view(), func(e *boxed.Event) { e.QueuePlace = place })
+	})
+	if err != nil {
+		return b.undo(ctx, "queue", err)
+	}
+	defer func() {
+		b.m.making.leave()
+		b.m.poke()
+	}()
+	return b.make(ctx, image)
 }
 
 // register judges again, now that the image is there, and reserves.

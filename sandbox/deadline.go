@@ -264,7 +264,7 @@ func (m *Manager) forget(now time.Time) {
 	var ended []end
 	for _, b := range m.all() {
 		b.mu.Lock()
-		if s := &b.rec.Sandbox; s.State.Ended() {
+		if s := &b.rec.Sandbox; s.State.Ended() && b.rec.ContainerID == "" { // nothing is left to clear away
 			ended = append(ended, end{b.id, s.EndedAt})
 		}
 		b.mu.Unlock()

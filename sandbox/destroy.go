@@ -3,14 +3,14 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/agent"
 )
 
-// Destroy ends a sandbox and returns when nothing of it is left but its end
-// record. It is idempotent, and concurrent calls wait for one another.
+// Destroy ends a sandbox and returns when no process of it is left: what it held
+// is free, and its end record is written. The engine clears the stopped container
+// away behind that. It is idempotent, and concurrent calls wait for one another.
 func (m *Manager) Destroy(ctx context.Context, id boxed.ID) error {
 	b, err := m.find(id)
 	if err != nil {
@@ -19,14 +19,25 @@ func (m *Manager) Destroy(ctx context.Context, id boxed.ID) error {
 	return b.destroy(ctx, boxed.EndDestroyed, "destroyed as asked", boxed.StateStopped)
 }
 
-// destroySteps remove what createSteps left, all of it or a part.
+// destroySteps remove what createSteps left, all of it or a part. Once the
+// agent's exit has taken every process with it, remove and directory are put off:
+// the engine takes 50 ms and more for what nobody waits for.
 var destroySteps = []step{
 	{"stopping", (*box).stepStopping},
 	{"end", (*box).stepEnd},
-	{"remove", (*box).stepRemove},
+	{"remove", unlessGone((*box).stepRemove)},
 	{"unlink", func(b *box, _ context.Context) error { b.closeHost(); return nil }},
-	{"directory", func(b *box, _ context.Context) error { return b.removeDir() }},
+	{"directory", unlessGone((*box).stepDirectory)},
 	{"ended", (*box).stepEnded},
+}
+
+func unlessGone(do func(*box, context.Context) error) func(*box, context.Context) error {
+	return func(b *box, ctx context.Context) error {
+		if b.gone {
+			return nil
+		}
+		return do(b, ctx)
+	}
 }
 
 // destroy ends the sandbox for a reason. The first reason stays. If a step
@@ -48,8 +59,10 @@ func (b *box) destroy(ctx context.Context, reason boxed.EndReason, why string, f
 	if b.record().Sandbox.State.Ended() {
 		return nil
 	}
+	defer b.clearLater()
 	for _, s := range destroySteps {
 		if err := b.run(ctx, s); err != nil {
+			b.removeNow(ctx)
 			err = boxed.Errorf(boxed.CodeOf(err), "destroy: %s: %w; it is tried again", s.name, err)
 			b.mu.Lock()
 			news := b.end.failed(b.m.cfg.Now(), err)
@@ -61,6 +74,20 @@ func (b *box) destroy(ctx context.Context, reason boxed.EndReason, why string, f
 		}
 	}
 	return nil
+}
+
+// removeNow removes what was put off, if the end cannot be written: what fills a
+// disk must not wait for room on it.
+func (b *box) removeNow(ctx context.Context) {
+	if !b.gone {
+		return
+	}
+	b.gone = false
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	if err := b.stepRemove(ctx); err != nil {
+		b.m.log.Error("remove the container of a sandbox whose end cannot be written", "sandbox", b.id, "err", err)
+	}
 }
 
 // stepStopping says that the end has begun. A record that cannot be written
@@ -80,7 +107,8 @@ func (b *box) stepStopping(context.Context) error {
 }
 
 // stepEnd asks the agent to exit, which takes every process with it in
-// milliseconds: sooner than the engine would.
+// milliseconds: sooner than the engine would. That it did is the kernel's word
+// and not the agent's.
 func (b *box) stepEnd(ctx context.Context) error {
 	b.mu.Lock()
 	host := b.host
@@ -89,11 +117,13 @@ func (b *box) stepEnd(ctx context.Context) error {
 	if host == nil || paused || b.died() || !host.Linked() { // there is nobody to ask
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
 	if err := host.End(ctx); err != nil && !errors.Is(err, agent.ErrClosed) && ctx.Err() == nil {
 		b.m.log.Warn("end the agent", "sandbox", b.id, "err", err)
+		return nil
 	}
+	b.gone = b.m.mayClear() && b.m.cfg.Driver.Gone(ctx, b.record().ContainerID) == nil
 	return nil
 }
 
@@ -128,7 +158,10 @@ func (b *box) stepEnded(context.Context) error {
 			s.State = boxed.StateFailed
 		}
 		s.Reason, s.Message, s.EndedAt = r.Ending, r.Why, now
-		r.ContainerID, r.Secret = "", ""
+		r.Secret = ""
+		if !b.gone { // else it is still to be cleared away
+			r.ContainerID = ""
+		}
 		return nil
 	})
 	if err != nil {

@@ -238,6 +238,8 @@ func TestEndRecordsArePruned(t *testing.T) {
 		ids = append(ids, s.ID)
 		r.advance(time.Minute)
 	}
+	r.nothingLeft()
+	r.eventually("all is cleared away", func() bool { return r.Clearing() == 0 })
 	r.Forget()
 	if n := len(r.List()); n != 5 {
 		t.Errorf("%d records while their uids rest", n)

@@ -26,6 +26,10 @@ type Driver interface {
 	// Remove ends and removes it, whatever state it is in, and verifies that it
 	// is gone. Removing what does not exist is nil.
 	Remove(ctx context.Context, containerID string) error
+	// Gone waits until no process of a container is left, as the kernel says,
+	// without asking the engine. CodeUnavailable: that cannot be seen; only Remove
+	// tells.
+	Gone(ctx context.Context, containerID string) error
 	// Pause freezes every process; Resume thaws them. Both are idempotent.
 	Pause(ctx context.Context, containerID string) error
 	Resume(ctx context.Context, containerID string) error

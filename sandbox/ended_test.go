@@ -86,6 +86,7 @@ func TestEndRecordsHoldNoSecrets(t *testing.T) {
 	if err := r.Destroy(t.Context(), s.ID); err != nil {
 		t.Fatal(err)
 	}
+	r.nothingLeft()
 	all, err := r.records.All()
 	if err != nil || len(all) != 1 {
 		t.Fatal(all, err)
@@ -168,6 +169,7 @@ func TestAnEndThatFailsIsTriedAgainLessAndLessOften(t *testing.T) {
 	})
 	s := r.create()
 	var tries atomic.Int32
+	r.driver.Fail(sandboxtest.Gone, func(context.Context, string) error { return boxed.Errorf(boxed.CodeUnavailable, "unseen") })
 	r.driver.Fail(sandboxtest.Remove, func(context.Context, string) error {
 		tries.Add(1)
 		return errors.New("boom")

@@ -107,6 +107,7 @@ func (m *Manager) Judged(id boxed.ID) bool {
 const (
 	MissingLooks = missingLooks
 	UIDRest      = uidRest
+	MaxClearing  = maxClearing
 )
 
 // Linked reports whether the agent of a sandbox is connected, as far as is known.
@@ -117,4 +118,11 @@ func (m *Manager) Linked(id string) bool {
 		}
 	}
 	return false
+}
+
+// Clearing is of how many ended sandboxes something is left.
+func (m *Manager) Clearing() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.clearing
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -43,6 +44,9 @@ type Config struct {
 	// PausedMost is how long a sandbox may stay paused, unless its ttl is never; 0
 	// is no bound.
 	PausedMost time.Duration
+	// Making is how many sandboxes are made at once for those who wait for them;
+	// others queue. 0 is as many as there are cores, and 2 at least.
+	Making int
 	// Step is called before each step of create and destroy; an error is that
 	// step's. For tests.
 	Step func(sandbox boxed.ID, step string) error
@@ -67,6 +71,7 @@ const (
 	lookPause    = time.Second      // between looks at the engine while recovering
 	missingLooks = 3                // looks in a row before a container counts as vanished
 	stepLimit    = 60 * time.Second // for one step of create or destroy
+	endLimit     = 2 * time.Second  // for an agent to exit, and every process with it
 	linkLook     = time.Second      // between looks whether a container that does not connect still runs
 )
 
@@ -81,6 +86,8 @@ type Manager struct {
 	orphanGrace time.Duration
 	lookPause   time.Duration
 	stop        chan struct{} // closed by detach
+	making      queue
+	clearSlots  chan struct{}
 
 	mu        sync.Mutex
 	boxes     map[boxed.ID]*box // end records too
@@ -91,6 +98,8 @@ type Manager struct {
 	pools     map[string]*pool // by template
 	misses    map[string]int64
 	hits      int64
+	claimed   time.Time     // when a warm sandbox was claimed last, by the real clock
+	clearing  int           // ended sandboxes of which something is left
 	wake      chan struct{} // tells Run that a pool needs filling
 	pulls     pulls
 }
@@ -101,6 +110,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.FirstUID = cmp.Or(cfg.FirstUID, boxed.DefaultFirstUID)
 	cfg.LastUID = cmp.Or(cfg.LastUID, boxed.DefaultLastUID)
 	cfg.Refill = cmp.Or(cfg.Refill, DefaultRefill)
+	cfg.Making = cmp.Or(cfg.Making, max(2, runtime.NumCPU()))
 	cfg.EndedFor = cmp.Or(cfg.EndedFor, boxed.DefaultEndedFor.D())
 	cfg.EndedMost = cmp.Or(cfg.EndedMost, boxed.DefaultEndedMost)
 	if cfg.Now == nil {
@@ -132,6 +142,7 @@ func New(cfg Config) (*Manager, error) {
 		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
 		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
+		making: queue{free: cfg.Making}, clearSlots: make(chan struct{}, cfg.Refill),
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}

@@ -78,6 +78,7 @@ func (m *Manager) claim(owner string, spec boxed.Spec, admit func(Admission) err
 			}
 			p.ready = slices.Delete(p.ready, i, i+1)
 			m.hits++
+			m.claimed = time.Now()
 			m.pokeLocked()
 			return b, "", nil
 		}
@@ -174,6 +175,9 @@ func (m *Manager) fill(ctx context.Context) {
 // fillOne begins one sandbox that a pool needs, as soon as a slot is free, and
 // reports whether there was a need.
 func (m *Manager) fillOne(ctx context.Context, slots chan struct{}, making *sync.WaitGroup) bool {
+	if !m.calm(ctx) || m.making.busy() { // those who wait come first; the last of them wakes us
+		return false
+	}
 	select {
 	case slots <- struct{}{}:
 	case <-ctx.Done():

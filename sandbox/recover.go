@@ -40,13 +40,21 @@ func (m *Manager) recover(ctx context.Context) error {
 // know takes the records into memory. A uid may have been of many sandboxes, of
 // which one may live: ends come first, so that it stays held.
 func (m *Manager) know(records []Record) {
+	var ended []*box
+	defer func() {
+		for _, b := range ended {
+			b.clearLater() // what an earlier life did not
+		}
+	}()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.cfg.Now()
 	for _, r := range records {
 		if r.Sandbox.State.Ended() {
 			m.uids.rest(r.UID, r.Sandbox.EndedAt)
-			m.boxes[r.Sandbox.ID] = newBox(m, r)
+			b := newBox(m, r)
+			m.boxes[b.id] = b
+			ended = append(ended, b)
 		}
 	}
 	for _, r := range records {
@@ -366,7 +374,8 @@ func (m *Manager) removeStrays(found []Status) {
 		if b == nil {
 			continue
 		}
-		if r := b.record(); r.Nonce == c.Nonce && r.Sandbox.State.Ended() {
+		// One that its record names is being cleared away already.
+		if r := b.record(); r.Nonce == c.Nonce && r.Sandbox.State.Ended() && r.ContainerID == "" {
 			m.later(func(ctx context.Context) {
 				ctx, cancel := context.WithTimeout(ctx, stepLimit)
 				defer cancel()

@@ -18,6 +18,7 @@ import (
 // container is removed: a cgroup is named after its container.
 type running struct {
 	cgroup cgroup
+	first  *os.File // a pidfd of its first process, or nil; see Gone
 }
 
 // running finds a container's cgroup, from memory or from its first process.
@@ -46,19 +47,30 @@ func (d *Driver) locate(c container.InspectResponse) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := os.ReadFile("/proc/" + strconv.Itoa(c.State.Pid) + "/cgroup")
+	// Before its cgroup is read: a cgroup is named after its container, so that
+	// what was opened cannot be another process that got the number.
+	first := openProcess(c.State.Pid)
+	cg, err := cgroupOf(c, string(own))
 	if err != nil {
+		if first != nil {
+			first.Close()
+		}
 		return nil, fmt.Errorf("%w: %w", errNoCgroup, err)
 	}
-	cg, err := locateCgroup(string(proc), string(own), c.ID)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoCgroup, err)
-	}
-	r := &running{cgroup: cg}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.forgetLocked(c.ID)
+	r := &running{cgroup: cg, first: first}
 	d.containers[c.ID] = r
 	return r, nil
+}
+
+func cgroupOf(c container.InspectResponse, own string) (cgroup, error) {
+	proc, err := os.ReadFile("/proc/" + strconv.Itoa(c.State.Pid) + "/cgroup")
+	if err != nil {
+		return cgroup{}, err
+	}
+	return locateCgroup(string(proc), own, c.ID)
 }
 
 // errNoCgroup: the container's cgroup is not to be found from here, so the
@@ -69,6 +81,13 @@ var errNoCgroup = errors.New("cgroup not found")
 func (d *Driver) forget(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.forgetLocked(id)
+}
+
+func (d *Driver) forgetLocked(id string) {
+	if r := d.containers[id]; r != nil && r.first != nil {
+		r.first.Close()
+	}
 	delete(d.containers, id)
 }
 

@@ -26,6 +26,7 @@ const (
 	Create = "create"
 	Start  = "start"
 	Remove = "remove"
+	Gone   = "gone"
 	Pause  = "pause"
 	Resume = "resume"
 	Limit  = "limit"
@@ -342,6 +343,23 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 		c.destroy()
 	}
 	return nil
+}
+
+// Gone implements sandbox.Driver.
+func (d *Driver) Gone(ctx context.Context, id string) error {
+	if err := d.begin(ctx, Gone, id); err != nil {
+		return err
+	}
+	c := d.get(id)
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c.ctx.Done():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Pause implements sandbox.Driver.
