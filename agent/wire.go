@@ -54,6 +54,15 @@ type Config struct {
 	UID     int    `json:"uid"` // of user code; its GID too
 	Home    string `json:"home"`
 	LeaseMS int64  `json:"lease_ms"` // it ends itself after so long without a host; 0 means never
+	// Ready is what the first exec is likely to be; nil if nothing is known of it.
+	Ready *ReadyConfig `json:"ready,omitempty"`
+}
+
+// ReadyConfig is an exec whose interpreter may be started ahead of it.
+type ReadyConfig struct {
+	Language string   `json:"language"`
+	Env      []string `json:"env"`
+	Dir      string   `json:"dir"`
 }
 
 // Request opens a stream.

@@ -334,7 +334,7 @@ func (b *box) listen(known bool) error {
 	r := b.record()
 	host, err := agent.Listen(agent.HostConfig{
 		Dir: b.dir(), Socket: SocketName, Secret: r.Secret, Known: known,
-		Config: agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()},
+		Config: b.m.agentConfig(&r),
 		Away:   boxed.ErrGoingAway,
 		Broken: func(err error) {
 			b.m.later(func(ctx context.Context) {
@@ -351,6 +351,18 @@ func (b *box) listen(known bool) error {
 		return err
 	}
 	return nil
+}
+
+// agentConfig is what an agent is told of its sandbox.
+func (m *Manager) agentConfig(r *Record) agent.Config {
+	c := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
+	if r.Pooled {
+		// What whoever claims it is most likely to do first.
+		likely := *r
+		likely.Sandbox.Env = m.cfg.Templates[r.Sandbox.Template].Env
+		c.Ready = &agent.ReadyConfig{Language: "python", Env: environment(&likely, boxed.ExecRequest{}), Dir: r.Sandbox.Dir}
+	}
+	return c
 }
 
 // setHost keeps the link, unless there is nobody any more who would close it.

@@ -54,8 +54,7 @@ func (b *box) pushLease(ctx context.Context, host *agent.Host) {
 	r := b.record()
 	ctx, cancel := b.m.untilStop(ctx, 5*time.Second)
 	defer cancel()
-	config := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
-	if err := host.Configure(ctx, config); err != nil && !errors.Is(err, agent.ErrClosed) {
+	if err := host.Configure(ctx, b.m.agentConfig(&r)); err != nil && !errors.Is(err, agent.ErrClosed) {
 		b.m.log.Warn("set the agent's lease", "sandbox", b.id, "err", err)
 	}
 }

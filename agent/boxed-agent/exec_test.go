@@ -660,3 +660,23 @@ func TestLeavingAnAttachWithInputOpenEndsNothing(t *testing.T) {
 		s.Kill(t.Context(), a.ID, agent.ExitCanceled)
 	}
 }
+
+// What a sandbox that waits costs its host is little of its own, and few pages of
+// the agent's program.
+func TestAnIdleAgentGivesItsMemoryBack(t *testing.T) {
+	s := start(t)
+	for range 20 {
+		s.run(t, script("head -c 1000000 /dev/zero"), "")
+	}
+	before, err := s.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has become smaller", func() bool {
+		now, err := s.Stats(t.Context())
+		return err == nil && now.RSSBytes < before.RSSBytes-1<<20
+	})
+	if _, _, exit := s.run(t, script("exit 3"), ""); exit.Code != 3 {
+		t.Errorf("%+v", exit)
+	}
+}

@@ -190,6 +190,7 @@ func errKernelFile(p string) error {
 
 // Mkdir makes a directory.
 func (s *system) Mkdir(a agent.Path) error {
+	defer s.ready.changed()
 	return s.with(a.Path, func(p string) error {
 		if a.Parents {
 			return os.MkdirAll(p, 0o755)
@@ -200,6 +201,7 @@ func (s *system) Mkdir(a agent.Path) error {
 
 // Remove removes a file, an empty directory, or with Recursive all below it.
 func (s *system) Remove(a agent.Path) error {
+	defer s.ready.changed()
 	return s.with(a.Path, func(p string) error {
 		if _, err := os.Lstat(p); err != nil {
 			return err
@@ -213,6 +215,7 @@ func (s *system) Remove(a agent.Path) error {
 
 // Move renames within one file system, and copies a regular file across two.
 func (s *system) Move(a agent.Move) error {
+	defer s.ready.changed()
 	from, err := clean(a.From)
 	if err != nil {
 		return err
@@ -333,6 +336,7 @@ func (f *userFile) Write(p []byte) (int, error) {
 }
 
 func (f *userFile) Commit() (info agent.FileInfo, err error) {
+	defer f.system.ready.changed()
 	err = f.system.with(f.pending.path, func(p string) error {
 		if err := f.pending.commit(); err != nil {
 			return err

@@ -25,11 +25,11 @@ var languages = map[string]language{
 // it tells by the file's name.
 var esModule = regexp.MustCompile(`(?m)^\s*(import\s*[\w*{"']|export\s+(default|const|let|var|function|class|async|\{))`)
 
-// prepareCode puts the code into a file in a directory of its own below /tmp, so
+// prepareCode has the code put into a file in a directory of its own below /tmp, so
 // that a program of any size runs and tracebacks name a file and show its lines.
 // The modules of the working directory stay in reach. The caller removes the
 // directory, also after an error.
-func prepareCode(start *agent.ExecStart) (argv []string, dir string, err error) {
+func prepareCode(start *agent.ExecStart, put func(name string) error) (argv []string, dir string, err error) {
 	lang, ok := languages[start.Language]
 	if !ok {
 		return nil, "", &agent.Error{Code: agent.ErrInvalid, Message: "unknown language " + start.Language, Path: "language"}
@@ -52,7 +52,10 @@ func prepareCode(start *agent.ExecStart) (argv []string, dir string, err error) 
 		file = "main.mjs"
 	}
 	dir = "/tmp/boxed-" + start.ID
-	if err := writeCode(*start, dir, file); err != nil {
+	if err := makeCodeDir(*start, dir); err != nil {
+		return nil, dir, fileError(err, dir)
+	}
+	if err := put(path.Join(dir, file)); err != nil {
 		return nil, dir, fileError(err, dir)
 	}
 	if start.Language == "python" {
@@ -65,19 +68,24 @@ func prepareCode(start *agent.ExecStart) (argv []string, dir string, err error) 
 	return []string{interpreter, path.Join(dir, file)}, dir, nil
 }
 
-func writeCode(start agent.ExecStart, dir, file string) error {
+func makeCodeDir(start agent.ExecStart, dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	if start.Language == "javascript" {
 		os.Symlink(path.Join(start.Dir, "node_modules"), path.Join(dir, "node_modules"))
 	}
-	// Exclusively: user code that is quick must not put a FIFO there.
-	f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	return nil
+}
+
+// writeFile makes a file, and opens none: user code that is quick must not put a
+// FIFO there.
+func writeFile(name string, code []byte) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(start.Code)
+	_, err = f.Write(code)
 	return errors.Join(err, f.Close())
 }
 

@@ -23,6 +23,11 @@ func (s *system) Spawn(start agent.ExecStart) (agent.Process, error) {
 			return nil, &agent.Error{Code: agent.ErrInvalid, Message: "an argument holds a zero byte", Path: "args"}
 		}
 	}
+	if w := s.ready.take(&start); w != nil {
+		if p, ok := s.ready.serve(w, start.Code); ok {
+			return p, nil
+		}
+	}
 	l := launch{start: start, argv: argv}
 	p, err := s.launch(&l)
 	if l.streams != nil {
@@ -50,7 +55,7 @@ type launch struct {
 // code writes the code of a language to a file, with the user's rights.
 func (l *launch) code() (err error) {
 	if err = checkDir(l.start.Dir); err == nil {
-		l.argv, l.codeDir, err = prepareCode(&l.start)
+		l.argv, l.codeDir, err = prepareCode(&l.start, func(name string) error { return writeFile(name, l.start.Code) })
 	}
 	return err
 }
@@ -79,23 +84,35 @@ func (s *system) discard(l *launch) {
 	}
 }
 
-// launch prepares and starts. What touches files happens on the thread that
+func (s *system) launch(l *launch) (*process, error) {
+	var code func() error
+	if l.start.Language != "" {
+		code = l.code
+	}
+	oom := oomKills()
+	child, mark, err := s.start(l, code)
+	if err != nil {
+		return nil, err
+	}
+	return s.process(l, child, mark, oom), nil
+}
+
+// start prepares and starts. What touches files happens on the thread that
 // forks, if that has the user's rights: each change of threads costs as much as
 // all else. Only code, which may be large, is written elsewhere.
-func (s *system) launch(l *launch) (*process, error) {
-	if l.start.Language != "" {
-		if err := s.user.do(l.code); err != nil {
-			return nil, err
+func (s *system) start(l *launch, code func() error) (*child, uint64, error) {
+	if code != nil {
+		if err := s.user.do(code); err != nil {
+			return nil, 0, err
 		}
 	}
 	prepare := l.prepare
 	if !s.forker.isUser {
 		if err := s.user.do(l.prepare); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		prepare = func() error { return nil }
 	}
-	oom := oomKills()
 	child, mark, err := s.forker.start(func() (program, error) {
 		if err := prepare(); err != nil {
 			return program{}, err
@@ -110,13 +127,22 @@ func (s *system) launch(l *launch) (*process, error) {
 	})
 	switch {
 	case errors.As(err, new(prepareError)):
-		return nil, errors.Unwrap(err)
+		return nil, 0, errors.Unwrap(err)
 	case err != nil:
-		return nil, startError(l.argv[0], err)
+		return nil, 0, startError(l.argv[0], err)
 	}
-	p := &process{system: s, child: child, mark: mark, tty: l.start.TTY, oomBefore: oom, cleanup: func() { s.discard(l) }}
+	return child, mark, nil
+}
+
+// process is a started launch.
+func (s *system) process(l *launch, child *child, mark uint64, oom int64) *process {
+	p := &process{system: s, child: child, mark: mark, tty: l.start.TTY, oomBefore: oom, cleanup: func() {
+		s.discard(l)
+		s.ready.released()
+		s.trim.busy()
+	}}
 	p.take(l.streams)
-	return p, nil
+	return p
 }
 
 // startError explains why a program that was found could not be started.

@@ -40,6 +40,8 @@ type system struct {
 	forker *forker
 	user   *userThreads
 	census census
+	ready  ready
+	trim   trimmer
 
 	mu   sync.Mutex
 	uid  int
@@ -72,7 +74,9 @@ func newSystem() (*system, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &system{reaper: reaper, forker: forker}, nil
+	s := &system{reaper: reaper, forker: forker}
+	s.ready.system = s
+	return s, nil
 }
 
 // Configure learns the user's uid, once, and starts the threads that act with it.
@@ -83,6 +87,7 @@ func (s *system) Configure(c agent.Config) error {
 		if c.UID != s.uid {
 			return fmt.Errorf("the sandbox's uid is %d, not %d", s.uid, c.UID)
 		}
+		s.ready.prepareFor(c.Ready)
 		return nil
 	}
 	if c.UID <= 0 {
@@ -92,14 +97,17 @@ func (s *system) Configure(c agent.Config) error {
 	if err != nil {
 		return err
 	}
+	s.trim.start()
 	s.forker.become(c.UID)
 	s.uid, s.home, s.user = c.UID, c.Home, user
+	s.ready.prepareFor(c.Ready)
 	return nil
 }
 
-// Stats describes this process and counts the others.
+// Stats describes this process and counts the others, without one that waits for
+// its program: that is ours.
 func (s *system) Stats() agent.Stats {
-	stats := agent.Stats{Processes: len(pids()) - 1}
+	stats := agent.Stats{Processes: len(pids()) - 1 - s.ready.count()}
 	if statm, err := os.ReadFile("/proc/self/statm"); err == nil {
 		if fields := strings.Fields(string(statm)); len(fields) > 1 {
 			pages, _ := strconv.ParseInt(fields[1], 10, 64)

@@ -144,6 +144,8 @@ func (zeros) Read(p []byte) (int, error) {
 // entry is opened below that directory (os.Root), so that neither a name nor a
 // link in the tar leads out of it.
 func (s *system) WriteTar(dir string, r io.Reader) error {
+	s.ready.changed()
+	defer s.ready.changed()
 	var root *os.Root
 	err := s.with(dir, func(p string) (err error) {
 		if err := os.MkdirAll(p, 0o755); err != nil {
