@@ -182,11 +182,14 @@ func TestWhatAWaitingInterpreterCannotDoIsDoneWithoutIt(t *testing.T) {
 		stdin  string
 		want   string
 	}{
-		"another environment": {func(a *agent.ExecStart) { a.Env = append(a.Env, "X=1"); a.Code = []byte("import os; print(os.environ['X'])") }, "", "1"},
-		"another directory":   {func(a *agent.ExecStart) { a.Dir = "/"; a.Code = []byte("import os; print(os.getcwd())") }, "", "/"},
-		"input":               {func(a *agent.ExecStart) { a.Stdin = true; a.Code = []byte("print(input())") }, "hello\n", "hello"},
-		"much code":           {func(a *agent.ExecStart) { a.Code = []byte("x = '" + strings.Repeat("x", 1<<20) + "'; print(len(x))") }, "", "1048576"},
-		"another encoding":    {func(a *agent.ExecStart) { a.Code = []byte("# -*- coding: latin-1 -*-\nprint(len('\xe4'))") }, "", "1"},
+		"another environment": {func(a *agent.ExecStart) {
+			a.Env = append(a.Env, "X=1")
+			a.Code = []byte("import os; print(os.environ['X'])")
+		}, "", "1"},
+		"another directory": {func(a *agent.ExecStart) { a.Dir = "/"; a.Code = []byte("import os; print(os.getcwd())") }, "", "/"},
+		"input":             {func(a *agent.ExecStart) { a.Stdin = true; a.Code = []byte("print(input())") }, "hello\n", "hello"},
+		"much code":         {func(a *agent.ExecStart) { a.Code = []byte("x = '" + strings.Repeat("x", 1<<20) + "'; print(len(x))") }, "", "1048576"},
+		"another encoding":  {func(a *agent.ExecStart) { a.Code = []byte("# -*- coding: latin-1 -*-\nprint(len('\xe4'))") }, "", "1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.ready(t)

@@ -75,7 +75,7 @@ func newSystem() (*system, error) {
 		return nil, err
 	}
 	s := &system{reaper: reaper, forker: forker}
-	s.ready.system = s
+	s.ready.system, s.trim.forker = s, forker
 	return s, nil
 }
 

@@ -22,6 +22,8 @@ const (
 // next exec, and the pages of this program that only its start needed. They come
 // back from the page cache, which all sandboxes share, when they are touched.
 type trimmer struct {
+	forker *forker
+
 	mu    sync.Mutex
 	timer *time.Timer
 }
@@ -30,7 +32,7 @@ type trimmer struct {
 func (t *trimmer) start() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.timer = time.AfterFunc(trimFirst, trim)
+	t.timer = time.AfterFunc(trimFirst, t.trim)
 }
 
 // busy puts the next trim off.
@@ -40,7 +42,14 @@ func (t *trimmer) busy() {
 	t.timer.Reset(trimAfter)
 }
 
-func trim() {
+// trim collects garbage, which stops the world, and that waits for a thread that
+// forks: never while a program starts, which user code can delay.
+func (t *trimmer) trim() {
+	if !t.forker.mu.TryLock() {
+		t.busy()
+		return
+	}
+	defer t.forker.mu.Unlock()
 	debug.FreeOSMemory()
 	dropProgram()
 }
