@@ -12,8 +12,10 @@ export GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # make test PKGS=./sandbox/... TESTFLAGS='-run Pool -v'
 PKGS ?= ./...
 TESTFLAGS ?=
-# make bench BENCH=Exec
+# make gobench BENCH=Exec
 BENCH ?= .
+# make bench BENCHFLAGS='-only lifecycle,exec'
+BENCHFLAGS ?=
 
 # make install PREFIX=/usr DESTDIR=/tmp/package
 export PREFIX ?= /usr/local
@@ -22,7 +24,7 @@ export UNITDIR ?= $(PREFIX)/lib/systemd/system
 
 .PHONY: help
 help: ## says what there is to do
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: up
 up: ## from a fresh clone to a running node and a first result; repeating it takes seconds
@@ -59,7 +61,21 @@ docs: ## writes the documents that are made from code
 	@scripts/go generate ./...
 
 .PHONY: bench
-bench: ## runs the benchmarks (BENCH=, PKGS=)
+bench: ## measures boxed against Docker and writes docs/benchmarks.md, half an hour (BENCHFLAGS=)
+	@scripts/setup
+	@scripts/bench $(BENCHFLAGS)
+
+.PHONY: bench-quick
+bench-quick: ## the same with few trials, to see that it works; minutes, and only prints
+	@scripts/setup
+	@scripts/bench -quick $(BENCHFLAGS)
+
+.PHONY: bench-report
+bench-report: ## writes docs/benchmarks.md and its plots from bench/results
+	@scripts/go run ./bench report
+
+.PHONY: gobench
+gobench: ## runs Go's benchmarks of single packages (BENCH=, PKGS=)
 	@scripts/setup
 	@scripts/gotest --bench -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKGS)
 
