@@ -21,7 +21,7 @@ import (
 
 // streamBuffer is what an exec's stream is read into, in bytes; no frame on it is
 // larger.
-const streamBuffer = 64 << 10
+const streamBuffer = 2 * ChunkSize
 
 var streamReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, streamBuffer) }}
 
@@ -98,25 +98,45 @@ func (h *Host) takeDirect(conn net.Conn) error {
 	return nil
 }
 
-// openExec opens what an exec is streamed over.
-func (h *Host) openExec(ctx context.Context) (net.Conn, error) {
+// idleDirect takes the direct connection, if there is one that nobody uses.
+func (h *Host) idleDirect() *direct {
 	h.mu.Lock()
 	d := h.direct
 	h.direct = nil
 	h.mu.Unlock()
 	if d == nil {
-		return h.open(ctx)
+		return nil
 	}
 	if !d.fresh() {
 		d.Close()
-		return h.open(ctx)
+		return nil
 	}
 	d.r = streamReaders.Get().(*bufio.Reader)
 	d.r.Reset(d.Conn)
-	return d, nil
+	return d
 }
 
-// release is done with what openExec opened. whole says that the exec's stream
+// askExec starts an exec over the direct connection if that is free.
+func (h *Host) askExec(ctx context.Context, start ExecStart) (net.Conn, func() bool, error) {
+	var d *direct
+	if start.size() <= maxDirect {
+		d = h.idleDirect()
+	}
+	if d == nil {
+		return h.ask(ctx, h.open, opExec, start, &Attached{})
+	}
+	raw, err := json.Marshal(start)
+	if err != nil {
+		d.Close()
+		return nil, nil, err
+	}
+	// No goroutine of its own, as ask needs: the connection knows deadlines, so that
+	// ctx can break it off.
+	opened := func(context.Context) (net.Conn, error) { return d, nil }
+	return h.answered(ctx, h.exchange(ctx, opened, Request{Op: opExec, Args: raw}), &Attached{})
+}
+
+// release is done with what askExec opened. whole says that the exec's stream
 // was read to its end and nothing more will be written to it.
 func (h *Host) release(c net.Conn, whole bool) {
 	d, ok := c.(*direct)
@@ -179,6 +199,8 @@ func (g *Guest) serveDirects(ctx context.Context) {
 // returns how many. It alone reads the connection; each request is served by a
 // goroutine of its own, which writes, and gets what belongs to it through a pipe.
 func (g *Guest) serveDirect(conn net.Conn) (served int) {
+	left, leave := context.WithCancel(context.Background())
+	defer leave()
 	r := bufio.NewReaderSize(conn, 4<<10)
 	var buf []byte
 	var input *io.PipeWriter
@@ -210,7 +232,7 @@ func (g *Guest) serveDirect(conn net.Conn) (served int) {
 		var in *io.PipeReader
 		in, input = io.Pipe()
 		go func() {
-			g.answer(directCall{conn, in}, req)
+			g.answer(directCall{conn, in, left}, req)
 			in.Close()
 			answered <- struct{}{}
 		}()
@@ -220,7 +242,8 @@ func (g *Guest) serveDirect(conn net.Conn) (served int) {
 // directCall is one request's part of a direct connection.
 type directCall struct {
 	net.Conn
-	in *io.PipeReader
+	in   *io.PipeReader
+	left context.Context // ends with the connection
 }
 
 func (c directCall) Read(p []byte) (int, error) { return c.in.Read(p) }

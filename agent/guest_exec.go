@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -12,10 +13,14 @@ import (
 	"time"
 )
 
+// pumpSize is how much of an output is read at once, in bytes: half of what a pipe
+// holds, so that the program can go on meanwhile.
+const pumpSize = 32 << 10
+
 // Buffers of execs. Short ones, one after the other, would cost more for these
 // than for all else.
 var (
-	chunks = sync.Pool{New: func() any { return new([ChunkSize]byte) }}
+	chunks = sync.Pool{New: func() any { return new([pumpSize]byte) }}
 	frames = sync.Pool{New: func() any { return new([5 + ChunkSize]byte) }}
 )
 
@@ -59,24 +64,33 @@ func newGuestExec(start ExecStart, proc Process, b *budget) *guestExec {
 
 // run pumps the output, waits for the leader and closes the streams.
 func (e *guestExec) run() {
-	var pumps sync.WaitGroup
-	for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
-		if out == nil {
-			e.closed[i] = true
-			continue
-		}
-		pumps.Go(func() { e.pump(i, out) })
-	}
 	var timer *time.Timer
 	if ms := e.start.TimeoutMS; ms > 0 {
 		timer = time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { e.kill(ExitTimeout) })
 	}
-	status := e.proc.Wait()
+	var pumps sync.WaitGroup
+	begin := func() {
+		for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
+			if out == nil {
+				e.closed[i] = true
+				continue
+			}
+			pumps.Go(func() { e.pump(i, out) })
+		}
+	}
+	status, quick := e.quick()
+	if !quick {
+		begin()
+		status = e.proc.Wait()
+	}
 	if timer != nil {
 		timer.Stop() // what the leader left behind may live on
 	}
 	e.exitAt = time.Now()
 	close(e.exited)
+	if quick && !e.drain() {
+		begin() // a child has its output still, or there is much of it
+	}
 	for _, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
 		if out != nil {
 			out.Interrupt(0)
@@ -84,6 +98,57 @@ func (e *guestExec) run() {
 	}
 	pumps.Wait()
 	e.finish(status)
+}
+
+// quickFor is how long a program has to end before its output is looked at. Most
+// that are so short write little, and what they wrote can wait in the pipes: two
+// goroutines, and as many wake-ups, cost as much as the program.
+const quickFor = time.Millisecond
+
+// drainReads bounds what is taken at once, to more than a pipe holds: a child may
+// be writing on.
+const drainReads = 4
+
+// quick waits a moment for the leader's end.
+func (e *guestExec) quick() (WaitStatus, bool) {
+	if e.start.TTY {
+		return WaitStatus{}, false
+	}
+	return e.proc.WaitFor(quickFor)
+}
+
+// drain takes what a leader that has ended left in its pipes, and reports whether
+// that was all: nobody else has them open.
+func (e *guestExec) drain() bool {
+	chunk := chunks.Get().(*[pumpSize]byte)
+	defer chunks.Put(chunk)
+	whole := true
+	for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
+		if !e.drainOne(i, out, chunk[:]) {
+			whole = false
+		}
+	}
+	return whole
+}
+
+func (e *guestExec) drainOne(i int, out Output, buf []byte) bool {
+	for range drainReads {
+		n, err := out.TryRead(buf)
+		if n > 0 && !e.keep(i, buf[:n]) {
+			err = io.EOF
+		}
+		if errors.Is(err, io.EOF) {
+			out.Close()
+			e.mu.Lock()
+			e.closed[i] = true
+			e.mu.Unlock()
+			return true
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
 }
 
 func (e *guestExec) finish(status WaitStatus) {
@@ -121,7 +186,7 @@ func (e *guestExec) pump(i int, out Output) {
 		e.changed.Broadcast()
 		e.mu.Unlock()
 	}()
-	chunk := chunks.Get().(*[ChunkSize]byte)
+	chunk := chunks.Get().(*[pumpSize]byte)
 	defer chunks.Put(chunk)
 	buf := chunk[:]
 	must, draining := 0, false
@@ -291,13 +356,20 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 	if err := respond(conn, answer, nil); err != nil {
 		return err
 	}
-	go func() {
-		e.takeStdin(conn)
+	leave := func() {
 		e.mu.Lock()
 		gone = true
 		e.changed.Broadcast()
 		e.mu.Unlock()
-	}()
+	}
+	if d, ok := conn.(directCall); ok && e.proc.Stdin() == nil {
+		defer context.AfterFunc(d.left, leave)()
+	} else {
+		go func() {
+			e.takeStdin(conn)
+			leave()
+		}()
+	}
 	return e.send(a, conn, &gone)
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"io"
 	"net"
+	"time"
 )
 
 // Handler does on the guest's side what requests ask for. The program
@@ -32,8 +33,10 @@ type Process interface {
 	// Stdout is the pipe's or terminal's end; Stderr is nil on a terminal.
 	Stdout() Output
 	Stderr() Output
-	// Wait returns the leader's end. It is called once.
+	// Wait returns the leader's end.
 	Wait() WaitStatus
+	// WaitFor is Wait for at most so long, and reports whether it has ended.
+	WaitFor(time.Duration) (WaitStatus, bool)
 	// Signal signals the leader, or all with tree. Signalling what has ended is nil.
 	Signal(name string, tree bool) error
 	// KillTree kills every process of the exec and returns when none is left.
@@ -49,6 +52,9 @@ type Process interface {
 // Output is one output of a process.
 type Output interface {
 	io.ReadCloser
+	// TryRead reads what is there, and returns ErrInterrupted if nothing is. It is
+	// called before any Read, not beside one.
+	TryRead(p []byte) (int, error)
 	// Interrupt makes a Read return ErrInterrupted at once, or after so many
 	// milliseconds; until then, and after the next Interrupt, it returns data.
 	Interrupt(afterMS int)

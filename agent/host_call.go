@@ -147,6 +147,11 @@ func (h *Host) ask(ctx context.Context, open func(context.Context) (net.Conn, er
 		})
 		return nil, nil, ctx.Err()
 	}
+	return h.answered(ctx, a, out)
+}
+
+// answered is the end of ask: it reads the answer into out.
+func (h *Host) answered(ctx context.Context, a answer, out any) (conn net.Conn, stop func() bool, err error) {
 	if a.err == nil && out != nil && len(a.value) > 0 {
 		if err := json.Unmarshal(a.value, out); err != nil {
 			a.stop()

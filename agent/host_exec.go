@@ -47,11 +47,7 @@ func (h *Host) Exec(ctx context.Context, start ExecStart, s Streams) (Exit, erro
 	defer cancel()
 	patience := context.AfterFunc(ctx, func() { time.AfterFunc(killPatience, cancel) })
 	defer patience()
-	open := h.openExec
-	if start.size() > maxDirect {
-		open = h.open
-	}
-	conn, stop, err := h.ask(asking, open, opExec, start, &Attached{})
+	conn, stop, err := h.askExec(asking, start)
 	if err != nil {
 		if !errors.As(err, new(*Error)) { // no answer: it may run, and nobody would follow it
 			h.killSoon(start.ID)

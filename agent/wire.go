@@ -20,7 +20,7 @@ const (
 	maxResponse = 4 << 20  // a Response: MaxListing entries with long names
 	maxAtOnce   = 64 << 10 // a Response that does not wait for a place; see Host.large
 	maxFrame    = 1 << 20  // one frame of an exec's stream
-	ChunkSize   = 32 << 10 // output is sent in frames of at most this
+	ChunkSize   = 64 << 10 // output is sent in frames of at most this
 	RingSize    = 1 << 20  // kept of each output stream
 	MaxExecs    = 128      // living execs
 	MaxEnded    = 256      // ended execs that are remembered

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/internal/frame"
 )
 
 // recorder notes what an answer was, for the access log, and gives each write a
@@ -53,12 +54,18 @@ func (w *recorder) rearm() {
 	}
 }
 
+// hijackedBuffer holds a WebSocket message of output with all of its heads.
+const hijackedBuffer = frame.DataSize + 32
+
 // Hijack hands the connection to a WebSocket.
 func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
 		w.wrote = true
 		w.taken.Store(true)
+		// net/http's holds 4 KiB: a frame of output would be two writes, and wake the
+		// client twice.
+		rw.Writer = bufio.NewWriterSize(conn, hijackedBuffer)
 	}
 	return conn, rw, err
 }

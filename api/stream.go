@@ -27,15 +27,15 @@ var errAnswered = errors.New("answered")
 
 var errLeft = &boxed.Error{Code: boxed.CodeCanceled, Message: "the client went away"}
 
-// stream is one exec's WebSocket. One goroutine writes, one reads and never
-// stalls, one pings; finish ends all three.
+// stream is one exec's WebSocket. Output is written by whoever has it: handing it
+// to a writer costs as much as the write. One goroutine reads and never stalls,
+// one writes credit, one pings; finish ends all three.
 type stream struct {
 	c      *call
 	conn   *websocket.Conn
 	ctx    context.Context // of the exec; ends when the client has left
 	cancel context.CancelCauseFunc
 
-	queue  chan outgoing // unbuffered: senders wait until their frame is written
 	kick   chan struct{} // capacity 1: stdin credit is due
 	credit atomic.Int64
 	stop   chan struct{}
@@ -46,11 +46,10 @@ type stream struct {
 	stdout, stderr *window
 	resize         chan boxed.Size
 	signals        chan string
-}
 
-type outgoing struct {
-	f    frame.Frame
-	done chan<- error // capacity 1
+	writing sync.Mutex // held over a write
+	buf     []byte     // of the message that is written
+	over    bool       // the last frame is written
 }
 
 // upgrade turns the request into a WebSocket. After it nothing can be answered
@@ -78,7 +77,7 @@ func (c *call) openStream() (*stream, error) {
 	conn.SetReadLimit(frame.MaxMessage)
 	st := &stream{
 		c: c, conn: conn,
-		queue: make(chan outgoing), kick: make(chan struct{}, 1), stop: make(chan struct{}),
+		kick: make(chan struct{}, 1), stop: make(chan struct{}),
 		resize: make(chan boxed.Size, 1), signals: make(chan string, 16),
 	}
 	st.ctx, st.cancel = context.WithCancelCause(c.ctx)
@@ -118,7 +117,7 @@ func (st *stream) run(stdin bool) {
 			}
 		})
 	}
-	st.wg.Go(st.writeLoop)
+	st.wg.Go(st.creditLoop)
 	st.wg.Go(st.readLoop)
 	st.wg.Go(st.pingLoop)
 	// A client that takes nothing must not keep a stream alive that the server
@@ -137,29 +136,13 @@ func (st *stream) run(stdin bool) {
 	})
 }
 
-func (st *stream) writeLoop() {
-	buf := make([]byte, 0, frame.DataSize+64)
-	write := func(f frame.Frame) error {
-		buf = frame.Append(buf[:0], f)
-		ctx, cancel := context.WithTimeout(context.Background(), st.c.s.cfg.WriteIdle)
-		defer cancel()
-		err := st.conn.Write(ctx, websocket.MessageBinary, buf)
-		if err != nil {
-			st.cancel(errLeft)
-		}
-		if cap(buf) > 2*frame.DataSize {
-			buf = nil
-		}
-		st.c.w.bytes += int64(len(f.Payload))
-		return err
-	}
+// creditLoop tells the client how much more input it may send.
+func (st *stream) creditLoop() {
 	for {
 		select {
-		case m := <-st.queue:
-			m.done <- write(m.f)
 		case <-st.kick:
 			if n := st.credit.Swap(0); n > 0 {
-				write(frame.Frame{Type: frame.Credit, Stream: frame.Stdin, Bytes: uint64(n)})
+				st.send(frame.Frame{Type: frame.Credit, Stream: frame.Stdin, Bytes: uint64(n)})
 			}
 		case <-st.stop:
 			return
@@ -167,17 +150,29 @@ func (st *stream) writeLoop() {
 	}
 }
 
-// send hands a frame to the writer and returns when it is written.
-func (st *stream) send(f frame.Frame, done chan error) error {
-	if done == nil {
-		done = make(chan error, 1)
-	}
-	select {
-	case st.queue <- outgoing{f, done}:
-		return <-done
-	case <-st.stop:
+// send writes a frame, and returns when it is on its way.
+func (st *stream) send(f frame.Frame) error {
+	st.writing.Lock()
+	defer st.writing.Unlock()
+	if st.over {
 		return errLeft
 	}
+	st.over = f.Type.Last()
+	if st.buf == nil {
+		st.buf = make([]byte, 0, min(len(f.Payload), frame.DataSize)+64)
+	}
+	st.buf = frame.Append(st.buf[:0], f)
+	ctx, cancel := context.WithTimeout(context.Background(), st.c.s.cfg.WriteIdle)
+	defer cancel()
+	err := st.conn.Write(ctx, websocket.MessageBinary, st.buf)
+	if err != nil {
+		st.cancel(errLeft)
+	}
+	if cap(st.buf) > 2*frame.DataSize {
+		st.buf = nil
+	}
+	st.c.w.bytes += int64(len(f.Payload))
+	return err
 }
 
 // readLoop reads until the socket ends. It waits for nothing else, so that a
@@ -290,7 +285,7 @@ func (st *stream) finish(last *frame.Frame, err error) {
 		code = closeCode(st.c.ctx, e.Code)
 	}
 	gone := context.Cause(st.ctx) == error(errLeft)
-	if !gone && st.send(*last, nil) == nil {
+	if !gone && st.send(*last) == nil {
 		st.conn.Close(code, "")
 	}
 	close(st.stop)
@@ -315,7 +310,6 @@ type output struct {
 	st     *stream
 	kind   frame.Type
 	window *window
-	done   chan error
 }
 
 func (st *stream) output(kind frame.Type) *output {
@@ -323,7 +317,7 @@ func (st *stream) output(kind frame.Type) *output {
 	if kind == frame.Stderr {
 		w = st.stderr
 	}
-	return &output{st: st, kind: kind, window: w, done: make(chan error, 1)}
+	return &output{st: st, kind: kind, window: w}
 }
 
 // Write returns when all of p is on the wire, or the client has gone.
@@ -335,7 +329,7 @@ func (o *output) Write(p []byte) (written int, err error) {
 				return written, err
 			}
 		}
-		if err := o.st.send(frame.Frame{Type: o.kind, Payload: p[:n]}, o.done); err != nil {
+		if err := o.st.send(frame.Frame{Type: o.kind, Payload: p[:n]}); err != nil {
 			return written, err
 		}
 		written, p = written+n, p[n:]
@@ -372,7 +366,7 @@ func (c *call) execStream() error {
 	req.Resize, req.Signals = st.resize, st.signals
 	req.Timeout = endless(req.Timeout)
 	req.Started = func(exec boxed.ExecID) {
-		st.send(frame.Frame{Type: frame.Started, Text: string(exec)}, nil)
+		st.send(frame.Frame{Type: frame.Started, Text: string(exec)})
 	}
 	status, err := c.s.cfg.Service.Exec(st.ctx, id, req)
 	st.finish(exitFrame(status), err)
@@ -412,10 +406,10 @@ func (c *call) attachExec() error {
 			kind = frame.Stderr
 		}
 		if n > 0 {
-			st.send(frame.Frame{Type: frame.Gap, Stream: kind, Bytes: uint64(n)}, nil)
+			st.send(frame.Frame{Type: frame.Gap, Stream: kind, Bytes: uint64(n)})
 		}
 	}
-	st.send(frame.Frame{Type: frame.Started, Text: string(exec)}, nil)
+	st.send(frame.Frame{Type: frame.Started, Text: string(exec)})
 	status, err := c.s.cfg.Service.Attach(st.ctx, id, exec, req)
 	last := exitFrame(status)
 	if status.Reason == "" {

@@ -239,7 +239,7 @@ func TestExecStream(t *testing.T) {
 		}
 	})
 	t.Run("a paused reader stops the program, not the link", func(t *testing.T) {
-		h := newHarness(t, func(c *api.Config) { c.WriteIdle = 150 * time.Millisecond; c.PingInterval = 20 * time.Millisecond })
+		h := newHarness(t, func(c *api.Config) { c.WriteIdle = time.Second; c.PingInterval = 20 * time.Millisecond })
 		sb := h.add("x")
 		var written atomic.Int64
 		h.fake.run = func(ctx context.Context, req boxed.ExecRequest) (boxed.ExitStatus, error) {
@@ -260,7 +260,7 @@ func TestExecStream(t *testing.T) {
 			done <- err
 		}()
 		eventually(t, "it writes", func() bool { return written.Load() > 0 })
-		time.Sleep(500 * time.Millisecond) // longer than a reader without a window may take
+		time.Sleep(1500 * time.Millisecond) // longer than a reader without a window may take
 		if n := written.Load(); n > 2<<20 {
 			t.Errorf("%d bytes went ahead of the reader", n)
 		}

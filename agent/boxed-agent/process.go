@@ -33,10 +33,7 @@ func (p *process) take(st *streams) {
 	if st.stdin != nil {
 		p.stdin = st.stdin
 	}
-	p.stdout = &output{st.stdout}
-	if st.stderr != nil {
-		p.stderr = &output{st.stderr}
-	}
+	p.stdout, p.stderr = st.stdout, st.stderr
 }
 
 func (p *process) PID() int { return p.child.pid }
@@ -66,6 +63,18 @@ func (p *process) Wait() agent.WaitStatus {
 	return w
 }
 
+// WaitFor is Wait for at most so long.
+func (p *process) WaitFor(d time.Duration) (agent.WaitStatus, bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.child.ended:
+		return p.Wait(), true
+	case <-timer.C:
+		return agent.WaitStatus{}, false
+	}
+}
+
 func (p *process) Signal(name string, tree bool) error {
 	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if sig == 0 {
@@ -86,7 +95,7 @@ func (p *process) Resize(cols, rows uint16) error {
 	if !p.tty {
 		return &agent.Error{Code: agent.ErrConflict, Message: "the exec has no terminal"}
 	}
-	if err := setSize(p.stdout.File, cols, rows); err != nil && !errors.Is(err, os.ErrClosed) {
+	if err := setSize(p.stdout.open(), cols, rows); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
 	}
 	return nil
@@ -109,11 +118,26 @@ func signalName(sig syscall.Signal) string {
 	return strconv.Itoa(int(sig))
 }
 
-// output is the reading end of a pipe, or a terminal.
-type output struct{ *os.File }
+// output is the reading end of a pipe, or a terminal. What a short program wrote
+// is read without the runtime's poller ever hearing of the pipe.
+type output struct {
+	mu   sync.Mutex
+	fd   int      // of a pipe that is not opened yet, else -1
+	file *os.File // nil before that, and after Close
+}
+
+// open is the output as a file that can wait.
+func (o *output) open() *os.File {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fd >= 0 {
+		o.file, o.fd = os.NewFile(uintptr(o.fd), "pipe"), -1
+	}
+	return o.file // of a nil one all methods fail with ErrInvalid
+}
 
 func (o *output) Read(p []byte) (int, error) {
-	n, err := o.File.Read(p)
+	n, err := o.open().Read(p)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = agent.ErrInterrupted
@@ -123,12 +147,42 @@ func (o *output) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// TryRead reads what is there.
+func (o *output) TryRead(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fd < 0 {
+		return 0, os.ErrClosed
+	}
+	n, err := unix.Read(o.fd, p)
+	switch {
+	case err == unix.EAGAIN || err == unix.EINTR:
+		return 0, agent.ErrInterrupted
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (o *output) Close() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fd >= 0 {
+		unix.Close(o.fd)
+		o.fd = -1
+		return nil
+	}
+	return o.file.Close()
+}
+
 func (o *output) Interrupt(afterMS int) {
-	o.SetReadDeadline(time.Now().Add(time.Duration(afterMS) * time.Millisecond))
+	o.open().SetReadDeadline(time.Now().Add(time.Duration(afterMS) * time.Millisecond))
 }
 
 func (o *output) Pending() (n int) {
-	raw, err := o.SyscallConn()
+	raw, err := o.open().SyscallConn()
 	if err != nil {
 		return 0
 	}

@@ -240,10 +240,11 @@ func getenv(env []string, key string) string {
 
 // streams are both ends of a program's standard streams.
 type streams struct {
-	in, out, err *os.File // the child's
-	stdin        *os.File // ours; nil for /dev/null
-	stdout       *os.File // ours, or the terminal
-	stderr       *os.File // ours; nil on a terminal
+	child    []int    // descriptors for the program's 0, 1 and 2, open until it has them
+	terminal *os.File // the program's end of a terminal, instead of three descriptors
+	stdin    *os.File // ours; nil for /dev/null
+	stdout   *output  // ours, or the terminal's
+	stderr   *output  // ours; nil on a terminal
 }
 
 // openStreams runs with the user's rights, so that a program may open its own
@@ -257,37 +258,76 @@ func openStreams(start agent.ExecStart) (st *streams, err error) {
 		}
 	}()
 	if start.TTY {
-		if st.stdout, st.in, err = pty.Open(); err != nil {
+		if st.stdin, st.terminal, err = pty.Open(); err != nil {
 			return st, err
 		}
-		st.stdin, st.out, st.err = st.stdout, st.in, st.in
-		return st, setSize(st.stdout, start.Cols, start.Rows)
+		st.stdout = &output{fd: -1, file: st.stdin}
+		return st, setSize(st.stdin, start.Cols, start.Rows)
 	}
 	if start.Stdin {
-		st.in, st.stdin, err = os.Pipe()
+		var ends [2]int
+		if err = unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+			return st, err
+		}
+		st.child = append(st.child, ends[0])
+		st.stdin, err = waitable(ends[1])
 	} else {
-		st.in, err = os.Open(os.DevNull)
+		var null int
+		if null, err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
+			st.child = append(st.child, null)
+		}
 	}
 	if err != nil {
 		return st, err
 	}
-	if st.stdout, st.out, err = os.Pipe(); err != nil {
-		return st, err
+	if st.stdout, err = st.outPipe(); err == nil {
+		st.stderr, err = st.outPipe()
 	}
-	st.stderr, st.err, err = os.Pipe()
 	return st, err
 }
 
+// outPipe opens a pipe from the program. Our end does not wait, its does.
+func (st *streams) outPipe() (*output, error) {
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	st.child = append(st.child, ends[1])
+	return &output{fd: ends[0]}, unix.SetNonblock(ends[0], true)
+}
+
+// waitable makes a file of a descriptor, on which goroutines wait and not threads.
+func waitable(fd int) (*os.File, error) {
+	err := unix.SetNonblock(fd, true)
+	return os.NewFile(uintptr(fd), "pipe"), err
+}
+
 // fds are the child's descriptors 0, 1 and 2.
-func (st *streams) fds() []uintptr { return []uintptr{st.in.Fd(), st.out.Fd(), st.err.Fd()} }
+func (st *streams) fds() []uintptr {
+	if st.terminal != nil {
+		fd := st.terminal.Fd()
+		return []uintptr{fd, fd, fd}
+	}
+	fds := make([]uintptr, len(st.child))
+	for i, fd := range st.child {
+		fds[i] = uintptr(fd)
+	}
+	return fds
+}
 
-func (st *streams) closeChildEnds() { closeAll(st.in, st.out, st.err) }
-func (st *streams) closeOurEnds()   { closeAll(st.stdin, st.stdout, st.stderr) }
+func (st *streams) closeChildEnds() {
+	st.terminal.Close()
+	for _, fd := range st.child {
+		unix.Close(fd)
+	}
+	st.terminal, st.child = nil, nil
+}
 
-func closeAll(files ...*os.File) {
-	for _, f := range files {
-		if f != nil {
-			f.Close()
+func (st *streams) closeOurEnds() {
+	st.stdin.Close()
+	for _, out := range []*output{st.stdout, st.stderr} {
+		if out != nil {
+			out.Close()
 		}
 	}
 }

@@ -106,6 +106,19 @@ func (p *pipe) Read(b []byte) (int, error) {
 	}
 }
 
+// TryRead implements agent.Output.
+func (p *pipe) TryRead(b []byte) (int, error) {
+	if p.Pending() == 0 {
+		p.mu.Lock()
+		open := p.writers > 0
+		p.mu.Unlock()
+		if open {
+			return 0, agent.ErrInterrupted
+		}
+	}
+	return p.Read(b)
+}
+
 // Close is the reader's: who writes then learns that nobody reads.
 func (p *pipe) Close() error {
 	p.mu.Lock()

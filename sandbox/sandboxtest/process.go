@@ -279,6 +279,15 @@ func (p *process) Wait() agent.WaitStatus {
 	return agent.WaitStatus{Code: p.code}
 }
 
+func (p *process) WaitFor(d time.Duration) (agent.WaitStatus, bool) {
+	select {
+	case <-p.leader.done:
+		return p.Wait(), true
+	case <-time.After(d):
+		return agent.WaitStatus{}, false
+	}
+}
+
 func (p *process) Signal(name string, tree bool) error {
 	name = strings.TrimPrefix(strings.ToUpper(name), "SIG")
 	sig, known := signals[name]
