@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -356,11 +357,11 @@ func (b *box) listen(known bool) error {
 // agentConfig is what an agent is told of its sandbox.
 func (m *Manager) agentConfig(r *Record) agent.Config {
 	c := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
-	if r.Pooled {
+	if t := m.cfg.Templates[r.Sandbox.Template]; r.Pooled && t.Warm != boxed.WarmNone {
 		// What whoever claims it is most likely to do first.
 		likely := *r
-		likely.Sandbox.Env = m.cfg.Templates[r.Sandbox.Template].Env
-		c.Ready = &agent.ReadyConfig{Language: "python", Env: environment(&likely, boxed.ExecRequest{}), Dir: r.Sandbox.Dir}
+		likely.Sandbox.Env = t.Env
+		c.Ready = &agent.ReadyConfig{Language: cmp.Or(t.Warm, boxed.WarmPython), Env: environment(&likely, boxed.ExecRequest{}), Dir: r.Sandbox.Dir}
 	}
 	return c
 }

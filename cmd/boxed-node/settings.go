@@ -130,6 +130,7 @@ func templateSettings(name string, t *boxed.Template) []setting {
 	list := []setting{
 		{path: path + ".image", value: &t.Image, help: "image of the template"},
 		{path: path + ".pool", value: &t.Pool, help: "warm sandboxes to hold of the template"},
+		{path: path + ".warm", value: &t.Warm, help: "language of which an interpreter waits in each warm sandbox, 7 MiB of its memory: python or none"},
 		{path: path + ".runtime", value: &t.Runtime, help: "OCI runtime of the template; default docker.runtime"},
 		{path: path + ".env", value: &t.Env, help: "environment of every exec in its sandboxes"},
 	}

@@ -74,6 +74,7 @@ func (c *Config) validateSandboxes(v *checker) {
 	for name, t := range c.Templates {
 		path := "templates." + name
 		v.want(t.Image != "", path+".image", "a template needs an image")
+		v.want(t.Warm == "" || t.Warm == boxed.WarmPython || t.Warm == boxed.WarmNone, path+".warm", "it is python or none")
 		v.want(t.Pool >= 0 && t.Pool <= 1000, path+".pool", "it is between 0 and 1000")
 		v.want(t.Runtime == "" || len(c.Docker.Runtimes) == 0 || slices.Contains(c.Docker.Runtimes, t.Runtime),
 			path+".runtime", "%q is not among docker.runtimes", t.Runtime)

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -68,7 +70,7 @@ func (a *app) makeSandbox(in *interrupts, svc service, spec boxed.Spec, uploads 
 		}
 		spec.Labels[callLabel] = call
 	}
-	stopTelling := a.tellPull(ctx, svc)
+	stopTelling := a.tellWait(ctx, svc)
 	sb, err := svc.Create(ctx, spec)
 	stopTelling()
 	if err != nil {
@@ -113,9 +115,9 @@ func (a *app) destroyCall(svc service, call string) {
 	}
 }
 
-// tellPull shows a person the progress of an image's pull, once it takes long
-// enough to wonder.
-func (a *app) tellPull(ctx context.Context, svc service) (stop func()) {
+// tellWait shows a person what a create waits for, an image's pull or its turn,
+// once it takes long enough to wonder.
+func (a *app) tellWait(ctx context.Context, svc service) (stop func()) {
 	if a.quiet || !isTerminal(a.stderr) {
 		return func() {}
 	}
@@ -128,17 +130,49 @@ func (a *app) tellPull(ctx context.Context, svc service) (stop func()) {
 			return
 		case <-time.After(2 * time.Second):
 		}
-		fmt.Fprint(a.stderr, "\rwaiting for the sandbox …\x1b[K")
+		tell := func(text string) {
+			fmt.Fprintf(a.stderr, "\r%s\x1b[K", table.Clip(table.Inert(text), terminalWidth(a.stderr)-1))
+		}
+		tell(cmp.Or(a.queued(ctx, svc), "waiting for the sandbox …"))
 		for event, err := range svc.Events(ctx, "") {
 			if err != nil {
 				break
 			}
-			if event.Type == boxed.EventImage {
-				fmt.Fprintf(a.stderr, "\r%s\x1b[K", table.Clip(table.Inert(event.Message), terminalWidth(a.stderr)-1))
+			switch event.Type {
+			case boxed.EventImage:
+				tell(event.Message)
+			case boxed.EventStarted, boxed.EventFailed, boxed.EventQueued: // the queue has moved
+				if text := a.queued(ctx, svc); text != "" {
+					tell(text)
+				}
 			}
 		}
 		<-ctx.Done()
 		fmt.Fprint(a.stderr, "\r\x1b[K")
 	}()
 	return func() { cancel(); <-done }
+}
+
+// queued says where the caller's sandboxes stand that wait to be made, or "".
+func (a *app) queued(ctx context.Context, svc service) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	list, err := svc.List(ctx, boxed.Filter{States: []boxed.State{boxed.StatePending}})
+	if err != nil {
+		return ""
+	}
+	var places []int
+	for _, sb := range list.Sandboxes {
+		if sb.QueuePlace > 0 {
+			places = append(places, sb.QueuePlace)
+		}
+	}
+	slices.Sort(places)
+	switch len(places) {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("waiting for its turn to be made: place %d", places[0])
+	}
+	return fmt.Sprintf("waiting for a turn: %d of your sandboxes are to be made, at places %d to %d", len(places), places[0], places[len(places)-1])
 }
