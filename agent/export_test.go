@@ -7,17 +7,19 @@ import (
 
 // What tests of the wire need.
 const (
-	MaxFrame    = maxFrame
-	MaxHello    = maxHello
-	MaxMessage  = maxMessage
-	MaxResponse = maxResponse
-	RingFloor   = ringFloor
-	FrameStdin  = frameStdin
-	FrameStdout = frameStdout
-	FrameGap    = frameGap
-	FrameExit   = frameExit
-	FrameChunk  = frameChunk
-	FrameEOF    = frameEOF
+	MaxFrame     = maxFrame
+	MaxHello     = maxHello
+	MaxMessage   = maxMessage
+	MaxResponse  = maxResponse
+	RingFloor    = ringFloor
+	FrameStdin   = frameStdin
+	FrameStdout  = frameStdout
+	FrameGap     = frameGap
+	FrameExit    = frameExit
+	FrameChunk   = frameChunk
+	FrameEOF     = frameEOF
+	FrameRequest = frameRequest
+	StreamFloor  = streamFloor
 )
 
 var (
@@ -54,3 +56,17 @@ func (r *Ring) Room(keep int64, n int) int   { return r.room(keep, n) }
 func (r *Ring) Held() int                    { return len(r.buf) }
 func (r *Ring) Left() int64                  { return r.budget.left.Load() }
 func (r *Ring) Free()                        { r.free() }
+
+// HasDirect reports whether a direct connection waits for an exec.
+func (h *Host) HasDirect() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.direct != nil
+}
+
+// Streams is how many streams the host has open.
+func (h *Host) Streams() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.session.NumStreams()
+}

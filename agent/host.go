@@ -40,6 +40,8 @@ type HostConfig struct {
 	// Away is the cause of a context whose end leaves its exec running: this
 	// process stops, and takes it up again in its next life. May be nil.
 	Away error
+	// Budget is shared by all hosts of the process; nil is no bound.
+	Budget *Budget
 	// Broken is called once if the guest breaks the protocol. May be nil.
 	Broken func(error)
 	Log    *slog.Logger

@@ -75,7 +75,18 @@ func (h *Host) openStream(ctx context.Context, session *yamux.Session) (net.Conn
 	if session.NumStreams() >= hostStreams-1 {
 		return nil, &Error{Code: ErrExhausted, Message: "too many calls wait for this sandbox's agent; try again when some have ended"}
 	}
-	return session.OpenStream()
+	if h.cfg.Budget == nil || session.NumStreams() < streamFloor {
+		return session.OpenStream()
+	}
+	if !h.cfg.Budget.take() {
+		return nil, &Error{Code: ErrExhausted, Message: "this node has as many calls open as it may; try again when some have ended"}
+	}
+	stream, err := session.OpenStream()
+	if err != nil {
+		h.cfg.Budget.left.Add(1)
+		return nil, err
+	}
+	return &budgeted{Conn: stream, budget: h.cfg.Budget}, nil
 }
 
 // forget drops a session that turned out to be dead before its watcher does.

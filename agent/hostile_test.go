@@ -32,10 +32,15 @@ type peer struct {
 
 func listen(t *testing.T) *peer {
 	t.Helper()
+	return listenWith(t, nil)
+}
+
+func listenWith(t *testing.T, budget *agent.Budget) *peer {
+	t.Helper()
 	ignore := goleak.IgnoreCurrent()
 	p := &peer{t: t, dir: t.TempDir(), broken: make(chan error, 16)}
 	host, err := agent.Listen(agent.HostConfig{
-		Dir: p.dir, Socket: "s", Secret: "s3cret", Config: agent.Config{UID: 1}, Broken: func(err error) { p.broken <- err },
+		Dir: p.dir, Socket: "s", Secret: "s3cret", Config: agent.Config{UID: 1}, Budget: budget, Broken: func(err error) { p.broken <- err },
 	})
 	if err != nil {
 		t.Fatal(err)

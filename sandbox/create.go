@@ -337,6 +337,7 @@ func (b *box) listen(known bool) error {
 		Dir: b.dir(), Socket: SocketName, Secret: r.Secret, Known: known,
 		Config: b.m.agentConfig(&r),
 		Away:   boxed.ErrGoingAway,
+		Budget: b.m.streams,
 		Broken: func(err error) {
 			b.m.later(func(ctx context.Context) {
 				b.destroy(ctx, boxed.EndAgentProtocol, err.Error(), boxed.StateFailed)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
 )
 
 // Config configures a Manager. Node, Dir, Agent, Driver and Records are required.
@@ -58,21 +59,22 @@ type Config struct {
 const (
 	DefaultRefill = 2
 
-	uidRest      = time.Hour        // an ended sandbox's uid is not used again for so long
-	leaseGrace   = 10 * time.Minute // an agent without a host ends after the ttl and this
-	pooledLease  = time.Hour        // of a warm sandbox
-	orphanGrace  = 60 * time.Second // an attached exec waits so long for its client after a restart
-	orphanPause  = 5 * time.Second  // between tries to end those whose client did not come
-	askLimit     = 10 * time.Second // for a question that an agent may leave unanswered
-	mendLimit    = 10 * time.Second // for a container that is not frozen or thawed as its record says
-	sweepEvery   = time.Second
-	forgetEvery  = time.Minute
-	lookEvery    = 5 * time.Second  // at the engine, for containers that ended unseen
-	lookPause    = time.Second      // between looks at the engine while recovering
-	missingLooks = 3                // looks in a row before a container counts as vanished
-	stepLimit    = 60 * time.Second // for one step of create or destroy
-	endLimit     = 2 * time.Second  // for an agent to exit, and every process with it
-	linkLook     = time.Second      // between looks whether a container that does not connect still runs
+	uidRest       = time.Hour        // an ended sandbox's uid is not used again for so long
+	leaseGrace    = 10 * time.Minute // an agent without a host ends after the ttl and this
+	pooledLease   = time.Hour        // of a warm sandbox
+	orphanGrace   = 60 * time.Second // an attached exec waits so long for its client after a restart
+	orphanPause   = 5 * time.Second  // between tries to end those whose client did not come
+	askLimit      = 10 * time.Second // for a question that an agent may leave unanswered
+	mendLimit     = 10 * time.Second // for a container that is not frozen or thawed as its record says
+	sweepEvery    = time.Second
+	forgetEvery   = time.Minute
+	lookEvery     = 5 * time.Second  // at the engine, for containers that ended unseen
+	lookPause     = time.Second      // between looks at the engine while recovering
+	missingLooks  = 3                // looks in a row before a container counts as vanished
+	sharedStreams = 1024             // of all links, beyond what each may have anyway: 256 MiB if all are filled
+	stepLimit     = 60 * time.Second // for one step of create or destroy
+	endLimit      = 2 * time.Second  // for an agent to exit, and every process with it
+	linkLook      = time.Second      // between looks whether a container that does not connect still runs
 )
 
 // Manager owns the sandboxes of this host. It implements no rights: its callers
@@ -87,6 +89,7 @@ type Manager struct {
 	lookPause   time.Duration
 	stop        chan struct{} // closed by detach
 	making      queue
+	streams     *agent.Budget // of all sandboxes' links together
 	clearSlots  chan struct{}
 
 	mu        sync.Mutex
@@ -142,7 +145,7 @@ func New(cfg Config) (*Manager, error) {
 		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
 		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
-		making: queue{free: cfg.Making}, clearSlots: make(chan struct{}, cfg.Refill),
+		streams: agent.NewBudget(sharedStreams), making: queue{free: cfg.Making}, clearSlots: make(chan struct{}, cfg.Refill),
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}
