@@ -178,7 +178,14 @@ const (
 
 // serveDirects keeps one direct connection to the host until ctx ends.
 func (g *Guest) serveDirects(ctx context.Context) {
+	// One at a time: that of a control connection that broke may live on, and a host
+	// has one.
+	g.directs.Lock()
+	defer g.directs.Unlock()
 	for pause := directPause; ; pause = min(2*pause, directPauseMax) {
+		if ctx.Err() != nil {
+			return
+		}
 		if conn, err := g.dial(); err == nil {
 			if _, err = g.hello(conn, Hello{Direct: true}); err == nil {
 				if g.serveDirect(conn) > 0 {

@@ -26,6 +26,7 @@ type Guest struct {
 	handler    Handler
 	dial       func() (net.Conn, error)
 	operations map[string]operation
+	directs    sync.Mutex // held by whoever keeps the direct connection
 
 	mu       sync.Mutex
 	secret   string
