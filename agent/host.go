@@ -63,6 +63,7 @@ type Host struct {
 	large    chan struct{} // held by who reads a large Response
 	wg       sync.WaitGroup
 	opening  chan struct{} // held while a stream is counted and opened
+	dialling chan struct{} // held while a guest dials a bulk connection
 
 	mu      sync.Mutex
 	known   bool
@@ -119,7 +120,7 @@ func Listen(cfg HostConfig) (*Host, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	h := &Host{
-		cfg: cfg, listener: listener, done: make(chan struct{}), large: make(chan struct{}, 1), opening: make(chan struct{}, 1), known: cfg.Known, config: cfg.Config,
+		cfg: cfg, listener: listener, done: make(chan struct{}), large: make(chan struct{}, 1), opening: make(chan struct{}, 1), dialling: make(chan struct{}, maxUnproven/2), known: cfg.Known, config: cfg.Config,
 		linked: make(chan struct{}), bulk: map[string]chan net.Conn{}, conns: map[*conn]bool{},
 	}
 	h.wg.Go(h.accept)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"slices"
@@ -101,6 +102,12 @@ func (h *Host) forget(session *yamux.Session) {
 
 // openBulk gets a connection of its own.
 func (h *Host) openBulk(ctx context.Context) (net.Conn, error) {
+	select {
+	case h.dialling <- struct{}{}: // or some would be closed as unproven
+		defer func() { <-h.dialling }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	token := randomToken()
 	arrived := make(chan net.Conn, 1)
 	h.mu.Lock()
@@ -220,7 +227,20 @@ func (h *Host) exchange(ctx context.Context, open func(context.Context) (net.Con
 func breakOff(conn net.Conn) {
 	conn.SetDeadline(time.Unix(1, 0))
 	conn.Close()
+	if _, ok := conn.(*direct); ok {
+		return
+	}
+	// What the guest still sends is read away, or the stream would hold its place
+	// until yamux gives it up.
+	go func() {
+		conn.SetReadDeadline(time.Now().Add(drainLimit))
+		io.Copy(io.Discard, conn)
+	}()
 }
+
+// drainLimit is how long what was broken off is read away; yamux forgets a stream
+// after as long.
+const drainLimit = 5 * time.Second
 
 // linkError tells a guest's answer from a broken link.
 func (h *Host) linkError(ctx context.Context, err error) error {

@@ -20,10 +20,12 @@ type pipe struct {
 	err   error
 	owed  int           // taken and not yet returned
 	ready chan struct{} // capacity 1: something has changed
+
+	refused chan struct{} // capacity 1: the port reads no more
 }
 
 func newPipe(limit int, taken func(int)) *pipe {
-	return &pipe{limit: limit, taken: taken, ready: make(chan struct{}, 1)}
+	return &pipe{limit: limit, taken: taken, ready: make(chan struct{}, 1), refused: make(chan struct{}, 1)}
 }
 
 func (p *pipe) changed() {
@@ -55,6 +57,16 @@ func (p *pipe) close() {
 	defer p.mu.Unlock()
 	p.eof = true
 	p.changed()
+}
+
+// CloseWithError says that the port reads no more; the client is told.
+func (p *pipe) CloseWithError(err error) error {
+	p.fail(err)
+	select {
+	case p.refused <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // fail ends reads with err.

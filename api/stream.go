@@ -136,10 +136,17 @@ func (st *stream) run(stdin bool) {
 	})
 }
 
-// creditLoop tells the client how much more input it may send.
+// creditLoop tells the client how much more input it may send, and when no more
+// is read.
 func (st *stream) creditLoop() {
+	var refused chan struct{}
+	if st.stdin != nil {
+		refused = st.stdin.refused
+	}
 	for {
 		select {
+		case <-refused:
+			st.send(frame.Frame{Type: frame.StdinClose})
 		case <-st.kick:
 			if n := st.credit.Swap(0); n > 0 {
 				st.send(frame.Frame{Type: frame.Credit, Stream: frame.Stdin, Bytes: uint64(n)})

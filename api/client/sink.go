@@ -92,9 +92,7 @@ func (k *sink) run() {
 			<-k.ready
 			continue
 		case it.buf == nil:
-			if k.s.gap != nil {
-				k.s.gap(k.kind.String(), it.gap)
-			}
+			k.s.tellGap(k.kind.String(), it.gap)
 			continue
 		}
 		if !broken {

@@ -41,6 +41,9 @@ type stream struct {
 	sinks  [2]*sink
 	wg     sync.WaitGroup
 
+	gaps    sync.Mutex  // held over a call of gap
+	refused atomic.Bool // stdin was closed, as the program reads no more
+
 	mu  sync.Mutex
 	err error // the first local failure
 }
@@ -88,6 +91,7 @@ func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, 
 		k.finish(err == nil || errors.Is(err, boxed.CodeLost)) // what came is delivered
 	}
 	close(s.ended)
+	s.refuseStdin() // whoever still writes: it has ended
 	if err != nil {
 		conn.CloseNow()
 	}
@@ -137,6 +141,26 @@ func (s *stream) failure() error {
 	return s.err
 }
 
+// refuseStdin tells a writer of stdin that could learn of it (an io.PipeReader's)
+// that the program reads no more.
+func (s *stream) refuseStdin() {
+	if c, ok := s.stdin.(interface{ CloseWithError(error) error }); ok {
+		s.refused.Store(true)
+		c.CloseWithError(errStdinRefused)
+	}
+}
+
+var errStdinRefused = &boxed.Error{Code: boxed.CodeGone, Message: "the program no longer reads its standard input"}
+
+// tellGap is called by both sinks; the caller hears of one gap after the other.
+func (s *stream) tellGap(stream string, n int64) {
+	s.gaps.Lock()
+	defer s.gaps.Unlock()
+	if s.gap != nil {
+		s.gap(stream, n)
+	}
+}
+
 func (s *stream) lost(err error) error {
 	e := &boxed.Error{Code: boxed.CodeLost, Message: "the link to the sandbox broke; how the program ended is not known", Err: err}
 	if s.id != "" {
@@ -178,6 +202,8 @@ func (s *stream) readLoop() (boxed.ExitStatus, error) {
 			if f.Stream == frame.Stdin {
 				s.addCredit(int64(f.Bytes))
 			}
+		case frame.StdinClose:
+			s.refuseStdin()
 		case frame.Exit, frame.Error, frame.End:
 			return s.last(f)
 		}
@@ -298,6 +324,9 @@ func (s *stream) readStdin() {
 		}
 		if err == io.EOF {
 			send(nil)
+			return
+		}
+		if err != nil && s.refused.Load() { // it was closed here
 			return
 		}
 		if err != nil {

@@ -28,7 +28,7 @@ type Type byte
 // both ways.
 const (
 	Stdin      Type = 0x01 // client: bytes for the program's standard input
-	StdinClose Type = 0x02 // client: no more input (EOF); empty
+	StdinClose Type = 0x02 // client: no more input (EOF); server: the program reads no more; empty
 	Resize     Type = 0x03 // client: columns and rows, two big-endian uint16
 	Signal     Type = 0x04 // client: a signal's name without SIG, as in "TERM"
 	Credit     Type = 0x05 // both: the type of a data frame, then a big-endian uint32 of bytes that may follow

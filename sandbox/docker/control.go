@@ -216,7 +216,7 @@ func setLimits(c cgroup, l boxed.Limits) error {
 
 func (d *Driver) limitViaEngine(ctx context.Context, id string, l boxed.Limits) error {
 	_, err := d.client.ContainerUpdate(ctx, id, container.UpdateConfig{
-		Resources: container.Resources{Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: nanoCPUs(l)},
+		Resources: container.Resources{Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: nanoCPUs(l), CPUShares: cpuShares(l)},
 	})
 	return d.engineError("change limits", err)
 }

@@ -227,6 +227,7 @@ func (s containerSpec) hostConfig() *container.HostConfig {
 			Memory:         l.MemoryBytes,
 			MemorySwap:     l.MemoryBytes, // of both together: no swap
 			NanoCPUs:       nanoCPUs(l),
+			CPUShares:      cpuShares(l),
 			PidsLimit:      s.pids(),
 			OomKillDisable: &no,
 			Ulimits:        s.ulimits(),
