@@ -173,6 +173,7 @@ type follower struct {
 	stdinSent atomic.Int64 // bytes
 	feeding   bool
 	stdinEnd  atomic.Bool // all of stdin and its end were sent
+	refused   atomic.Bool // stdin was closed, as the program reads no more
 	reached   int64       // sum of the offsets when the stream broke last
 	tries     int         // to take it up since
 }
@@ -192,6 +193,7 @@ func (f *follower) use(conn net.Conn) {
 // refuseStdin tells a writer that could learn of it that nobody reads any more.
 func (f *follower) refuseStdin() {
 	if c, ok := f.streams.Stdin.(interface{ CloseWithError(error) error }); ok {
+		f.refused.Store(true)
 		c.CloseWithError(ErrStdinClosed)
 	}
 }
@@ -229,6 +231,9 @@ func (f *follower) feed(conn net.Conn) {
 		if err != nil {
 			// A reader that failed must not look like a complete input.
 			if err != io.EOF {
+				if f.refused.Load() { // it was closed here
+					return
+				}
 				if f.kill && !f.left() {
 					f.host.killSoon(f.at.ID)
 				}

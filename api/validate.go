@@ -88,6 +88,11 @@ func (p *parameter) check(got []string) error {
 	if len(got) > 1 && p.kind != "array" {
 		return invalidField(p.name, "given more than once")
 	}
+	for _, s := range got {
+		if !utf8.ValidString(s) { // it would become another name on its way
+			return invalidField(p.name, "is not UTF-8; a file whose name is not can be fetched or made as part of a tar")
+		}
+	}
 	var value any = got[0]
 	switch p.kind {
 	case "integer":

@@ -31,6 +31,8 @@ type box struct {
 	cancel  context.CancelFunc // ends the make that is under way; nil without one
 	created sync.Once          // its owner has been told of it
 
+	terminals terminals
+
 	turn sync.Mutex // held by make and by destroy: one at a time
 	gone bool       // guarded by turn: no process of it is left
 }

@@ -87,6 +87,7 @@ func TestEndRecordsHoldNoSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.nothingLeft()
+	r.eventually("all is cleared away", func() bool { return r.Clearing() == 0 })
 	all, err := r.records.All()
 	if err != nil || len(all) != 1 {
 		t.Fatal(all, err)

@@ -30,12 +30,14 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 	execID, began := boxed.ExecID(start.ID), false
 	stop, missing := func() {}, int64(0)
 	defer func() { stop() }()
+	look, stdin := b.watch(ctx, host, start.ID, req.Stdin)
+	defer look.leave()
 	exit, err := host.Exec(ctx, start, agent.Streams{
-		Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr,
+		Stdin: stdin, Stdout: req.Stdout, Stderr: req.Stderr,
 		Started: func(agent.ExecInfo) {
 			began = true
 			// Not before: a signal for what has not started would be lost.
-			stop = b.control(ctx, host, start.ID, req.Resize, req.Signals)
+			stop = b.control(ctx, host, look, req.Resize, req.Signals)
 			m.execEvent(boxed.EventExec, b, execID, nil)
 			if req.Started != nil {
 				req.Started(execID)
@@ -95,7 +97,7 @@ func (m *Manager) execEvent(typ boxed.EventType, b *box, exec boxed.ExecID, stat
 
 // control passes window sizes and signals on until the returned function is
 // called.
-func (b *box) control(ctx context.Context, host *agent.Host, exec string, resize <-chan boxed.Size, signals <-chan string) func() {
+func (b *box) control(ctx context.Context, host *agent.Host, look *viewer, resize <-chan boxed.Size, signals <-chan string) func() {
 	if resize == nil && signals == nil {
 		return func() {}
 	}
@@ -111,18 +113,18 @@ func (b *box) control(ctx context.Context, host *agent.Host, exec string, resize
 					resize = nil
 					continue
 				}
-				err = host.Resize(ctx, exec, size.Cols, size.Rows)
+				look.resize(size)
 			case sig, ok := <-signals:
 				if !ok {
 					signals = nil
 					continue
 				}
-				err = host.Signal(ctx, exec, sig, false)
+				err = host.Signal(ctx, look.exec, sig, false)
 			case <-ctx.Done():
 				return
 			}
 			if err != nil && ctx.Err() == nil {
-				b.m.log.Debug("pass a size or signal on", "sandbox", b.id, "err", err)
+				b.m.log.Debug("pass a signal on", "sandbox", b.id, "err", err)
 			}
 		}
 	}()
@@ -238,11 +240,13 @@ func (m *Manager) Attach(ctx context.Context, id boxed.ID, exec boxed.ExecID, re
 			return err
 		}
 		own := !info.Detached && info.Exit == nil && info.Attached == 0 && !req.NoFollow
-		stop := b.control(ctx, host, string(exec), req.Resize, req.Signals)
+		look, stdin := b.watch(ctx, host, string(exec), req.Stdin)
+		defer look.leave()
+		stop := b.control(ctx, host, look, req.Resize, req.Signals)
 		defer stop()
 		at := agent.Attach{ID: string(exec), Stdout: req.StdoutOffset, Stderr: req.StderrOffset, NoFollow: req.NoFollow, Own: own}
 		exit, err := host.Attach(ctx, at, agent.Streams{
-			Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr,
+			Stdin: stdin, Stdout: req.Stdout, Stderr: req.Stderr,
 			Gap: func(stderr bool, n int64) {
 				if req.Gap != nil {
 					req.Gap(map[bool]string{false: "stdout", true: "stderr"}[stderr], n)
