@@ -18,6 +18,7 @@ const (
 	scriptLeave   = `sleep 1000 & echo left`
 	scriptSpew    = `i=0; while [ $i -lt 160 ]; do printf '%65536d' $i; i=$((i+1)); done`
 	scriptCount   = `i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done`
+	scriptLines   = `i=0; while [ $i -lt 200000 ]; do echo $i; i=$((i+1)); done; sleep 0.1; exit 3`
 	scriptTTY     = `test -t 0 && test -t 1 && test -t 2 && echo tty; stty size`
 	scriptPlain   = `test -t 0 || test -t 1 || echo plain; printf err >&2`
 	scriptResize  = `trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done`
@@ -26,6 +27,9 @@ const (
 	scriptSignal  = `kill -9 $$`
 	scriptListen  = `exec perl -MIO::Socket::INET -e '$|=1; $s=IO::Socket::INET->new(LocalAddr=>"127.0.0.1",LocalPort=>8123,Listen=>9,ReuseAddr=>1) or die $!; print "listening\n"; while($c=$s->accept){ if(!fork){ while(sysread($c,$b,65536)){syswrite($c,$b)} exit } close $c }'`
 )
+
+// lineCount is how many lines scriptLines writes.
+const lineCount = 200_000
 
 // spewed is what scriptSpew writes.
 func spewed() []byte {
@@ -94,6 +98,17 @@ func scripts() map[string]Program {
 					return 1
 				}
 			}
+		},
+		scriptLines: func(p *Proc) int {
+			for text := lines(); len(text) > 0; p.Sleep(time.Millisecond) {
+				n, err := io.WriteString(p.Stdout, text[:min(len(text), 4<<10)])
+				if err != nil {
+					return 1
+				}
+				text = text[n:]
+			}
+			p.Sleep(100 * time.Millisecond)
+			return 3
 		},
 		scriptTTY: func(p *Proc) int {
 			if p.TTY {

@@ -56,6 +56,7 @@ type site struct {
 	cfg     sandbox.Config
 	records *Records
 	ahead   *atomic.Int64
+	made    map[boxed.ID]bool
 	ended   func()
 }
 
@@ -66,7 +67,7 @@ func newSite(t *testing.T, f Fixture, change ...func(*sandbox.Config)) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &site{t: t, f: f, records: &Records{}, ahead: new(atomic.Int64)}
+	s := &site{t: t, f: f, records: &Records{}, ahead: new(atomic.Int64), made: map[boxed.ID]bool{}}
 	s.cfg = sandbox.Config{
 		Node: f.Node, Dir: filepath.Join(dir, "boxes"), Agent: f.Agent, Driver: f.Driver, Records: s.records,
 		Templates: map[string]boxed.Template{boxed.DefaultTemplate: {Name: boxed.DefaultTemplate, Image: f.Image, Limits: limits()}},
@@ -88,6 +89,10 @@ func newSite(t *testing.T, f Fixture, change ...func(*sandbox.Config)) *site {
 				t.Errorf("clean up: %v", err)
 			}
 		}
+		eventually(t, "what was made is cleared away", func() bool {
+			all, err := s.f.Driver.List(context.Background())
+			return err == nil && !slices.ContainsFunc(all, func(c sandbox.Status) bool { return s.made[c.Sandbox] })
+		})
 		s.ended()
 	})
 	s.run()
@@ -132,6 +137,7 @@ func (s *site) create(change ...func(*boxed.Spec)) *boxed.Sandbox {
 	if err != nil {
 		s.t.Fatalf("create: %v", err)
 	}
+	s.made[b.ID] = true
 	return b
 }
 

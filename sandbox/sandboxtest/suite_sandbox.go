@@ -37,6 +37,7 @@ func runSandbox(t *testing.T, f Fixture) {
 		{"10 MiB of output", outputArrives},
 		{"an output limit", outputLimit},
 		{"detached and resumed by offset", detached},
+		{"readers come and go", readersComeAndGo},
 		{"what a leader leaves behind", leftBehind},
 		{"execs are independent", independent},
 		{"languages", runLanguages},
@@ -375,7 +376,7 @@ type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("the reader failed") }
 
-func (s *site) read(id boxed.ID, path string, offset, length int64) io.Reader {
+func (s *site) read(id boxed.ID, path string, offset, length int64) io.ReadCloser {
 	s.t.Helper()
 	f, err := s.ReadFile(context.Background(), id, boxed.ReadRequest{Path: path, Offset: offset, Length: length})
 	if err != nil {
