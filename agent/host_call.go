@@ -227,20 +227,23 @@ func (h *Host) exchange(ctx context.Context, open func(context.Context) (net.Con
 func breakOff(conn net.Conn) {
 	conn.SetDeadline(time.Unix(1, 0))
 	conn.Close()
+}
+
+// readAway takes what a guest still sends on a stream that was broken off, or it
+// would hold its place until yamux gives it up. Nobody else may be reading it: two
+// readers of one stream lock each other out (yamux 0.1.2).
+func readAway(conn net.Conn) {
 	if _, ok := conn.(*direct); ok {
 		return
 	}
-	// What the guest still sends is read away, or the stream would hold its place
-	// until yamux gives it up.
 	go func() {
-		conn.SetReadDeadline(time.Now().Add(drainLimit))
+		conn.SetReadDeadline(time.Now().Add(readAwayLimit))
 		io.Copy(io.Discard, conn)
 	}()
 }
 
-// drainLimit is how long what was broken off is read away; yamux forgets a stream
-// after as long.
-const drainLimit = 5 * time.Second
+// readAwayLimit is how long that goes on; yamux forgets a stream after as long.
+const readAwayLimit = 5 * time.Second
 
 // linkError tells a guest's answer from a broken link.
 func (h *Host) linkError(ctx context.Context, err error) error {

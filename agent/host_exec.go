@@ -296,13 +296,21 @@ func (f *follower) again(ctx context.Context) error {
 }
 
 // read handles frames until the exec's end or the stream's.
-func (f *follower) read() (Exit, error) {
+func (f *follower) read() (_ Exit, err error) {
 	conn := f.conn.Load()
 	if conn == nil {
 		return Exit{}, net.ErrClosed
 	}
 	r, done := readerOf(*conn)
 	defer done()
+	defer func() {
+		if errors.As(err, new(writerError)) {
+			f.close() // before, as it ends all reading
+		}
+		if err != nil {
+			readAway(*conn)
+		}
+	}()
 	for {
 		typ, payload, err := peekFrame(r)
 		if err != nil {

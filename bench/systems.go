@@ -142,7 +142,7 @@ func (r *rig) ours() (*raw, error) {
 			RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 			Init:          &no, ShmSize: l.ShmBytes, Tmpfs: tmpfs, Mounts: mounts,
 			Resources: container.Resources{
-				Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: int64(l.CPUs * 1e9), PidsLimit: &pids,
+				Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: int64(l.CPUs * 1e9), CPUShares: int64(l.CPUs * 1024), PidsLimit: &pids,
 				OomKillDisable: &no, Ulimits: ulimits,
 			},
 		},
