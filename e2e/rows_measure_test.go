@@ -61,16 +61,6 @@ func insiders(agentPID int) map[int]byte {
 	return found
 }
 
-// zombies counts what nobody has waited for.
-func zombies(agentPID int) (n int) {
-	for _, state := range insiders(agentPID) {
-		if state == 'Z' {
-			n++
-		}
-	}
-	return n
-}
-
 // descriptors counts the open files of a process of this host.
 func descriptors(t *testing.T, pid int) int {
 	t.Helper()
