@@ -58,6 +58,9 @@ type guestExec struct {
 func newGuestExec(start ExecStart, proc Process, b *budget) *guestExec {
 	e := &guestExec{start: start, proc: proc, started: time.Now(), exited: make(chan struct{})}
 	e.out[0].budget, e.out[1].budget = b, b
+	if !start.Detached {
+		e.out[0].most, e.out[1].most = RingSize+ringHistory, RingSize+ringHistory
+	}
 	e.changed = sync.NewCond(&e.mu)
 	return e
 }

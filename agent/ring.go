@@ -1,6 +1,15 @@
 package agent
 
-import "sync/atomic"
+import (
+	"cmp"
+	"sync/atomic"
+)
+
+// ringHistory is how much of what was delivered is kept of an attached exec: a
+// client that comes back after its node has gone had got less than the node was
+// given. On the way are at most a client's window (256 KiB), what the sockets
+// hold and what the node reads at once.
+const ringHistory = RingSize
 
 // Sizes of rings. The agent's memory is the sandbox's: hundreds of execs that
 // each kept RingSize of two streams would be half of a default sandbox.
@@ -31,6 +40,7 @@ func (b *budget) take(n int) bool {
 // stream's start. It has no lock of its own: the exec's guards it.
 type ring struct {
 	budget *budget
+	most   int    // bytes that it may grow to; 0 is RingSize
 	buf    []byte // byte i of the stream lies at i modulo its length
 	end    int64  // bytes ever written
 	kept   int    // of them, the last so many are in buf
@@ -39,12 +49,14 @@ type ring struct {
 // start is the offset of the oldest byte that is kept.
 func (r *ring) start() int64 { return r.end - int64(r.kept) }
 
-// room is how many of n bytes can be written before a byte at offset keep or
-// later is lost.
-func (r *ring) room(keep int64, n int) int {
-	if keep < r.start() {
+// room is how many of n bytes can be written before a byte is lost that was not
+// delivered, or was a short while ago.
+func (r *ring) room(delivered int64, n int) int {
+	if delivered < r.start() {
 		return 0
 	}
+	// Half of what there is, so that there is always room for more.
+	keep := max(r.start(), delivered-int64(min(ringHistory, len(r.buf)/2)))
 	r.grow(int(r.end-keep) + n)
 	return min(n, int(keep+int64(len(r.buf))-r.end))
 }
@@ -78,7 +90,7 @@ func (r *ring) read(p []byte, off int64) int {
 // grow makes room to keep n bytes, as far as RingSize and the budget allow.
 func (r *ring) grow(n int) {
 	size := max(len(r.buf), 4<<10)
-	for size < min(n, RingSize) {
+	for size < min(n, cmp.Or(r.most, RingSize)) {
 		size *= 2
 	}
 	for size > max(len(r.buf), ringFloor) && !r.budget.take(r.cost(size)) {

@@ -19,8 +19,9 @@ import (
 
 // outputWindow is how much of each output is on the way or waits for its
 // writer, in bytes. With it a paused writer costs no more than that, and the
-// socket is always read, so that pings are answered.
-const outputWindow = 1 << 20
+// socket is always read, so that pings are answered. What is on the way when a
+// node goes away must be less than the agent keeps.
+const outputWindow = 256 << 10
 
 // stream is one exec over a WebSocket. The caller's goroutine reads the socket,
 // one goroutine writes it, and one writes each output.
