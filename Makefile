@@ -8,10 +8,14 @@ MAKEFLAGS += --no-print-directory
 export GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 export STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 export GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+# gVisor, a runtime with a kernel of its own.
+export GVISOR      := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 
 # make test PKGS=./sandbox/... TESTFLAGS='-run Pool -v'
 PKGS ?= ./...
 TESTFLAGS ?=
+# What loads the whole host is run by itself, after all others.
+ALONE := ABusyHost|ASandboxAtIts|FiveHundred
 # make gobench BENCH=Exec
 BENCH ?= .
 # make bench BENCHFLAGS='-only lifecycle,exec'
@@ -47,6 +51,9 @@ test: ## sets up what tests need and runs them all (PKGS=, TESTFLAGS=)
 	@scripts/setup
 	@scripts/test
 	@scripts/gotest $(TESTFLAGS) $(PKGS)
+ifeq ($(PKGS)$(TESTFLAGS),./...)
+	@BOXED_ALONE=1 scripts/gotest -run '$(ALONE)' ./e2e
+endif
 
 .PHONY: check
 check: ## formatting, vet, staticcheck, known vulnerabilities, go.mod, other platforms, scripts
@@ -78,6 +85,10 @@ bench-report: ## writes docs/benchmarks.md and its plots from bench/results
 gobench: ## runs Go's benchmarks of single packages (BENCH=, PKGS=)
 	@scripts/setup
 	@scripts/gotest --bench -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKGS)
+
+.PHONY: runsc
+runsc: ## builds gVisor's runtime and says how to give it to the engine
+	@scripts/runsc
 
 .PHONY: install
 install: ## installs the programs and a systemd unit (PREFIX=, DESTDIR=)

@@ -22,10 +22,10 @@ const (
 //
 // What no rule names is refused with EPERM. ENOSYS would be the friendlier
 // default, but engines before 23 do not know defaultErrnoRet, and one profile
-// has to mean the same everywhere; runc and crun answer ENOSYS by themselves to
-// calls that are newer than all of those named here, which is where libc's
-// fall-backs matter. Older calls for which programs have a fall-back are in
-// [absentGroups] and answer ENOSYS, as a kernel without them would.
+// has to mean the same everywhere; runc answers ENOSYS by itself to calls that
+// are newer than all of those named here, which is where libc's fall-backs
+// matter (crun 1.8 does not). Older calls for which programs have a fall-back are
+// in [absentGroups] and answer ENOSYS, as a kernel without them would.
 //
 // Only the native architecture is listed: 32-bit and x32 entry end the thread
 // with SIGSYS, and every sandbox starts about 22 ms sooner.

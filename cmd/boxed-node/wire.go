@@ -65,7 +65,7 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	d.close = append(d.close, func() error { ln.Close(); return nil }) // closed already where it served
-	driver, err := docker.New(docker.Config{
+	engine, err := docker.New(docker.Config{
 		NodeID: d.id, DataDir: cfg.DataDir, AgentPath: d.agent, ProbeImage: cfg.Templates[boxed.DefaultTemplate].Image,
 		Host: cfg.Docker.Host, Runtime: cfg.Docker.Runtime, Runtimes: cfg.Docker.Runtimes,
 		PullTimeout: cfg.Docker.PullTimeout.D(), DockerConfig: cfg.Docker.ConfigFile, Log: log,
@@ -73,7 +73,8 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	if err != nil {
 		return nil, err
 	}
-	d.close = append(d.close, driver.Close)
+	d.close = append(d.close, engine.Close)
+	driver := hookedDriver(cfg.DataDir, engine)
 	manager, err := d.newManager(driver)
 	if err != nil {
 		return nil, err
@@ -154,7 +155,7 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 		pausedMost = 0
 	}
 	usable := scheduler.NodeState{Total: machine, Policy: d.cfg.policy()}.Usable().MemoryBytes
-	return sandbox.New(sandbox.Config{
+	return sandbox.New(hooked(d.cfg.DataDir, sandbox.Config{
 		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Driver: driver, Records: records,
 		Templates: d.cfg.TemplateList(), Runtime: d.cfg.Docker.Runtime,
 		FirstUID: d.cfg.UIDs.First, LastUID: d.cfg.UIDs.Last, Refill: d.cfg.Pool.Refill,
@@ -163,7 +164,7 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 		},
 		Emit:     func(e boxed.Event) { d.store.AppendEvent(e) },
 		EndedFor: d.cfg.Ended.Age.D(), EndedMost: d.cfg.Ended.Count, PausedMost: pausedMost, Log: d.log,
-	})
+	}))
 }
 
 func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node.Node, error) {

@@ -112,7 +112,7 @@ func fakeCgroup(t *testing.T, v2 bool, files map[string]string) (docker.Cgroup, 
 
 func TestWritesVersion2(t *testing.T) {
 	c, file := fakeCgroup(t, true, map[string]string{
-		"memory.max": "1073741824\n", "memory.swap.max": "max\n", "cpu.max": "max 100000\n", "memory.current": "5000000\n",
+		"memory.max": "1073741824\n", "memory.swap.max": "max\n", "cpu.max": "max 100000\n", "cpu.weight": "100\n", "memory.current": "5000000\n",
 		"memory.stat": "anon 1\ninactive_file 1000000\n", "memory.events": "low 0\noom 3\noom_kill 2\n", "pids.current": "7\n",
 		"cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
 	})
@@ -121,8 +121,9 @@ func TestWritesVersion2(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if m, s, q := file("memory.max"), file("memory.swap.max"), file("cpu.max"); m != "67108864" || s != "0" || q != "150000 100000" {
-		t.Errorf("memory %q, swap %q, cpu %q", m, s, q)
+	m, swap, quota, weight := file("memory.max"), file("memory.swap.max"), file("cpu.max"), file("cpu.weight")
+	if m != "67108864" || swap != "0" || quota != "150000 100000" || weight != "59" {
+		t.Errorf("memory %q, swap %q, cpu %q, weight %q", m, swap, quota, weight)
 	}
 	s, err := c.Stats()
 	s.At = s.At.Truncate(0)
@@ -133,12 +134,12 @@ func TestWritesVersion2(t *testing.T) {
 }
 
 func TestWithoutSwapAccounting(t *testing.T) {
-	v1, file := fakeCgroup(t, false, map[string]string{"memory.limit_in_bytes": "1073741824\n", "cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"})
+	v1, file := fakeCgroup(t, false, map[string]string{"memory.limit_in_bytes": "1073741824\n", "cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"})
 	if err := v1.SetMemory(64 << 20); err != nil || file("memory.limit_in_bytes") != "67108864" {
 		t.Errorf("version 1: %v", err)
 	}
-	if err := v1.SetCPU(1); err != nil || file("cpu.cfs_quota_us") != "1000" {
-		t.Errorf("the least share: %v %s", err, file("cpu.cfs_quota_us"))
+	if err := v1.SetCPU(1); err != nil || file("cpu.cfs_quota_us") != "1000" || file("cpu.shares") != "2" {
+		t.Errorf("the least share: %v %s %s", err, file("cpu.cfs_quota_us"), file("cpu.shares"))
 	}
 	if err := v1.LimitLoopback(1); err == nil {
 		t.Error("a kernel that cannot bound loopback buffers passes")

@@ -1,42 +1,55 @@
 package docker_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"testing"
 
 	"github.com/boxed-mesh/boxed/sandbox/docker"
 	"github.com/boxed-mesh/boxed/sandbox/sandboxtest"
 )
 
-// The contract suite, with the real agent.
+// The contract suite, with the real agent, on every runtime.
 func TestContract(t *testing.T) {
-	needDocker(t)
-	agent := buildAgent(t)
-	importImage(t, "boxed-test/contract:1", hostTools(t), "ENV PATH=/usr/bin:/bin")
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Fixture {
-		return sandboxtest.Fixture{
-			Driver: newDriver(t, func(c *docker.Config) { c.AgentPath = agent }),
-			Node:   testNode, Agent: agent, Image: "boxed-test/contract:1",
-			Languages: map[string]string{"bash": "echo hello"},
-			Crash: func(t *testing.T, id string) {
-				if err := engineClient.ContainerKill(t.Context(), id, "KILL"); err != nil {
-					t.Fatal(err)
-				}
-			},
-		}
+	onEveryRuntime(t, func(t *testing.T, r *oci) {
+		r.skipUnlessAll(t, "half a minute")
+		agent := realAgent(t)
+		r.importImage(t, "boxed-test/contract:1", hostTools(t), "ENV PATH=/usr/bin:/bin")
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Fixture {
+			return sandboxtest.Fixture{
+				Driver: r.driver(t, func(c *docker.Config) { c.AgentPath, c.Runtimes = agent, []string{r.name} }),
+				Node:   testNode, Agent: agent, Image: "boxed-test/contract:1",
+				Languages: map[string]string{"bash": "echo hello"},
+				Crash: func(t *testing.T, id string) {
+					if err := r.client.ContainerKill(t.Context(), id, "KILL"); err != nil {
+						t.Fatal(err)
+					}
+				},
+			}
+		})
 	})
 }
 
-func buildAgent(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "boxed-agent")
+// builtAgent is the real agent, built once.
+var builtAgent = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(filepath.Dir(guestProgram), "boxed-agent")
 	build := exec.Command("go", "build", "-trimpath", "-o", program, "../../agent/boxed-agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the agent: %v\n%s", err, out)
+		return "", fmt.Errorf("build the agent: %w\n%s", err, out)
+	}
+	return program, nil
+})
+
+func realAgent(t *testing.T) string {
+	t.Helper()
+	program, err := builtAgent()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return program
 }

@@ -215,9 +215,11 @@ func setLimits(c cgroup, l boxed.Limits) error {
 }
 
 func (d *Driver) limitViaEngine(ctx context.Context, id string, l boxed.Limits) error {
-	_, err := d.client.ContainerUpdate(ctx, id, container.UpdateConfig{
-		Resources: container.Resources{Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: nanoCPUs(l), CPUShares: cpuShares(l)},
-	})
+	change := container.Resources{Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, NanoCPUs: nanoCPUs(l)}
+	if l.CPUs > 0 { // the least weight is not 0, which would leave it
+		change.CPUShares = cpuShares(l)
+	}
+	_, err := d.client.ContainerUpdate(ctx, id, container.UpdateConfig{Resources: change})
 	return d.engineError("change limits", err)
 }
 

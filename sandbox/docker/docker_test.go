@@ -62,6 +62,7 @@ func TestMain(m *testing.M) {
 			return m.Run()
 		}
 		code := m.Run()
+		others.close()
 		imported.remove()
 		engineClient.Close()
 		if err := goleak.Find(); err != nil && code == 0 {
@@ -115,6 +116,12 @@ func removeImage(ref string) {
 func newDriver(t *testing.T, change ...func(*docker.Config)) *docker.Driver {
 	t.Helper()
 	needDocker(t)
+	return newDriverOf(t, engineClient, change...)
+}
+
+// newDriverOf is newDriver for an engine whose client is given.
+func newDriverOf(t *testing.T, engine *client.Client, change ...func(*docker.Config)) *docker.Driver {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "bx") // short: a socket's path may have 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +137,7 @@ func newDriver(t *testing.T, change ...func(*docker.Config)) *docker.Driver {
 	}
 	t.Cleanup(func() {
 		for _, label := range []string{"sh.boxed.instance", "sh.boxed.probe"} {
-			removeLabelled(t, label+"="+d.Instance())
+			removeLabelledOn(t, engine, label+"="+d.Instance())
 		}
 		d.Close()
 	})
@@ -139,14 +146,19 @@ func newDriver(t *testing.T, change ...func(*docker.Config)) *docker.Driver {
 
 func removeLabelled(t *testing.T, label string) {
 	t.Helper()
+	removeLabelledOn(t, engineClient, label)
+}
+
+func removeLabelledOn(t *testing.T, engine *client.Client, label string) {
+	t.Helper()
 	ctx := context.Background()
-	found, err := engineClient.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", label))})
+	found, err := engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", label))})
 	if err != nil {
 		t.Error(err)
 	}
 	for _, c := range found {
-		_ = engineClient.ContainerUnpause(ctx, c.ID)
-		if err := engineClient.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
+		_ = engine.ContainerUnpause(ctx, c.ID)
+		if err := engine.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
 			t.Logf("clean up %s: %v", c.ID, err)
 		}
 	}
@@ -157,11 +169,19 @@ func removeLabelled(t *testing.T, label string) {
 func importImage(t *testing.T, name, root string, changes ...string) {
 	t.Helper()
 	needDocker(t)
+	importInto(t, onRunc(), name, root, changes...)
+}
+
+func importInto(t *testing.T, r *oci, name, root string, changes ...string) {
+	t.Helper()
 	args := []string{"import"}
 	for _, c := range changes {
 		args = append(args, "-c", c)
 	}
 	cmd := exec.Command("docker", append(args, "-", name)...)
+	if r.host != "" {
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+r.host)
+	}
 	tar := exec.Command("tar", "-c", "-C", root, ".")
 	var err error
 	if cmd.Stdin, err = tar.StdoutPipe(); err != nil {
@@ -176,9 +196,22 @@ func importImage(t *testing.T, name, root string, changes ...string) {
 	if err := tar.Wait(); err != nil {
 		t.Fatal(err)
 	}
+	if r.host != "" {
+		return // it goes with its engine
+	}
 	if found, err := engineClient.ImageInspect(t.Context(), name); err == nil {
 		imported.add(found.ID)
 	}
+}
+
+// emptyOn is empty on a runtime's engine.
+func emptyOn(t *testing.T, r *oci, d *docker.Driver) sandbox.Image {
+	t.Helper()
+	img := empty(t, newDriver(t))
+	if r.host == "" {
+		return img
+	}
+	return r.image(t, d, emptyImageName)
 }
 
 // empty is an image with nothing in it: the agent brings all that it needs.

@@ -101,43 +101,6 @@ func TestPrivilegesInside(t *testing.T) {
 	}
 }
 
-// Case I1: user code cannot kill, stop, trace, limit, re-schedule or impersonate PID 1.
-func TestUserCodeCannotTouchTheFirstProcess(t *testing.T) {
-	d := newDriver(t)
-	g := start(t, d, empty(t, d))
-	if got := g.user("attack"); got != "done" {
-		t.Errorf("user code can:\n%s", got)
-	}
-	if got := g.user("call", "getpid"); got != "ok" {
-		t.Errorf("PID 1 afterwards: %s", got)
-	}
-}
-
-// Case I3: what the kernel counts by user is counted for each sandbox alone.
-// Keyrings, which are by user as well, are refused (TestSystemCallsRefused).
-func TestQuotasByUserAreNotShared(t *testing.T) {
-	d := newDriver(t)
-	img := empty(t, d)
-	victim := start(t, d, img, func(b *sandbox.Box) { b.UID = 234568 })
-	had := map[string]string{}
-	kinds := []string{"inotify", "signals", "queues"}
-	for _, kind := range kinds {
-		had[kind] = victim.user("exhaust", kind)
-	}
-	greedy := start(t, d, img)
-	for _, kind := range kinds {
-		greedy.send(map[string]any{"uid": greedy.box.UID, "argv": []string{"self", "exhaust", kind, "stay"}, "back": true})
-	}
-	for _, kind := range kinds {
-		eventually(t, kind+" are used up", func() bool { return greedy.user("exhaust", kind) == "0" })
-	}
-	for _, kind := range kinds {
-		if got := victim.user("exhaust", kind); got != had[kind] || got == "0" {
-			t.Errorf("%s: %s are left to a neighbour, of %s", kind, got, had[kind])
-		}
-	}
-}
-
 // Case I5: PID 1's environment is ours, whatever the image and the engine add.
 func TestEnvironmentOfTheFirstProcess(t *testing.T) {
 	d := newDriver(t)
@@ -255,9 +218,9 @@ func TestLoopbackBuffersAreBounded(t *testing.T) {
 	g := start(t, d, empty(t, d))
 	for _, kind := range []string{"tcp", "udp"} {
 		out := g.user("hoard", kind)
-		n, err := strconv.ParseInt(strings.Fields(out)[0], 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %s", kind, out)
+		var n, pieces int64
+		if _, err := fmt.Sscanf(out, "hoarded %d %d", &n, &pieces); err != nil || pieces == 0 {
+			t.Fatalf("%s: %s, %v", kind, out, err)
 		}
 		if most := 2 * sandbox.LoopbackBytes(g.box.Limits); kind == "tcp" && n > most {
 			t.Errorf("held %d MiB in TCP buffers, want at most %d", n>>20, most>>20)

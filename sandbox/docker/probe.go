@@ -234,7 +234,7 @@ func (d *Driver) tryRuntime(ctx context.Context, e *engine, name string, img san
 	}
 	spec := containerSpec{
 		box: sandbox.Box{
-			ID: boxed.NewID(d.cfg.NodeID), Nonce: "probe", Image: img, Limits: probeLimits(noFile), UID: probeUID,
+			ID: boxed.NewID(d.cfg.NodeID), Nonce: filepath.Base(dir), Image: img, Limits: probeLimits(noFile), UID: probeUID,
 			Mount: dir, Agent: d.cfg.AgentPath,
 		},
 		image: config, instance: d.instance, runtime: name, seccomp: string(seccomp), sharesKernel: e.sharesKernel[name],
@@ -316,19 +316,24 @@ func (d *Driver) removeProbe(ctx context.Context, id string) {
 	}
 }
 
-// sweepProbes removes what an earlier process of this node left of probing.
+// sweepProbes removes what an earlier process of this node left of probing. A
+// probe's record is its directory, which is there before the container and
+// whose name is the container's nonce: a label alone anybody may forge.
 func (d *Driver) sweepProbes(ctx context.Context) {
 	found, err := d.client.ContainerList(ctx, container.ListOptions{All: true, Filters: labelFilter(labelProbe, d.instance)})
 	if err != nil {
 		return // what follows meets the same
 	}
-	for _, c := range found {
-		d.removeProbe(ctx, c.ID)
-	}
 	left, _ := os.ReadDir(d.cfg.DataDir) // none yet: nothing to remove
 	for _, entry := range left {
-		if strings.HasPrefix(entry.Name(), probePrefix) {
-			os.RemoveAll(filepath.Join(d.cfg.DataDir, entry.Name()))
+		if !strings.HasPrefix(entry.Name(), probePrefix) {
+			continue
 		}
+		for _, c := range found {
+			if c.Labels[labelNonce] == entry.Name() {
+				d.removeProbe(ctx, c.ID)
+			}
+		}
+		os.RemoveAll(filepath.Join(d.cfg.DataDir, entry.Name()))
 	}
 }

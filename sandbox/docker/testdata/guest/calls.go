@@ -23,8 +23,8 @@ func call(spec string) string {
 		}
 		a[i] = uintptr(n)
 	}
-	if foreign := foreignCalls[name]; foreign != nil {
-		return inChild(foreign)
+	if c, ok := foreignCalls[name]; ok {
+		return inChild(c)
 	}
 	if name == "bufsize" {
 		return bufsize(int(a[0]))
@@ -43,14 +43,10 @@ func call(spec string) string {
 	return text(errno)
 }
 
-// inChild makes the call in a process of one thread: the filter ends the thread
+// inChild makes a call in a process of one thread: the filter ends the thread
 // only, and a Go program that loses one hangs.
-func inChild(do func() int32) string {
-	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno == 0 && pid == 0 {
-		r := do()
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(r), 0, 0)
-	}
+func inChild(c foreign) string {
+	pid, errno := forkCall(c)
 	if errno != 0 {
 		return "clone: " + text(errno)
 	}
@@ -62,6 +58,82 @@ func inChild(do func() int32) string {
 		return unix.SignalName(ws.Signal())
 	}
 	return text(syscall.Errno(ws.ExitStatus()))
+}
+
+// foreign is a call, and the way into the kernel.
+type foreign struct {
+	entry   int
+	nr      uintptr
+	a, b, c uintptr
+}
+
+// Ways into the kernel.
+const (
+	native = iota
+	int80Entry
+	x32Entry
+)
+
+// forkCall makes a child, which makes the call and ends with its errno. What
+// runs in the child may not grow the stack: the check for that would find that
+// the parent's scheduler wants something, and there is none in the child.
+//
+//go:nosplit
+func forkCall(c foreign) (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 || pid != 0 {
+		return pid, errno
+	}
+	switch c.entry {
+	case int80Entry:
+		if r := int80(uint32(c.nr), uint32(c.a), uint32(c.b), uint32(c.c)); r < 0 {
+			errno = syscall.Errno(-r)
+		}
+	case x32Entry:
+		_, _, errno = syscall.RawSyscall(0x40000000|c.nr, c.a, c.b, c.c)
+	default:
+		_, _, errno = syscall.RawSyscall6(c.nr, c.a, c.b, c.c, 0, 0, 0)
+	}
+	for {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
+	}
+}
+
+// forkIdle makes a child that does nothing.
+//
+//go:nosplit
+func forkIdle() (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 || pid != 0 {
+		return pid, errno
+	}
+	for {
+		syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+	}
+}
+
+// forkCaller makes a child that, from when it has read a byte, connects to a Unix
+// socket without end, and ends with 7 when it got through.
+//
+//go:nosplit
+func forkCaller(begin uintptr, addr unsafe.Pointer, length uintptr) (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 || pid != 0 {
+		return pid, errno
+	}
+	var b [8]byte
+	syscall.RawSyscall(unix.SYS_READ, begin, uintptr(unsafe.Pointer(&b)), 1)
+	for {
+		fd, _, errno := syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if errno != 0 {
+			continue
+		}
+		_, _, errno = syscall.RawSyscall(unix.SYS_CONNECT, fd, uintptr(addr), length)
+		if errno == 0 {
+			syscall.RawSyscall(unix.SYS_EXIT_GROUP, 7, 0, 0)
+		}
+		syscall.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
+	}
 }
 
 func text(errno syscall.Errno) string {

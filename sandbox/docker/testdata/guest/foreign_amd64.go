@@ -1,10 +1,6 @@
 package main
 
-import (
-	"syscall"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // int80 enters the kernel as a 32-bit program would.
 func int80(nr, a, b, c uint32) int32
@@ -16,17 +12,14 @@ func init() {
 	numbers["uselib"] = unix.SYS_USELIB
 }
 
-// foreignCalls give an errno, or 0.
-var foreignCalls = map[string]func() int32{
-	"int80_getpid": func() int32 { return errno32(int80(20, 0, 0, 0)) },
-	"int80_socket": func() int32 { return errno32(int80(359, 40, 1, 0)) },
-	"x32_getpid":   func() int32 { return x32(unix.SYS_GETPID, 0, 0) },
-	"x32_socket":   func() int32 { return x32(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM) },
+// foreignCalls come by the ways that are not the native one.
+var foreignCalls = map[string]foreign{
+	"int80_getpid": {entry: int80Entry, nr: 20},
+	"int80_socket": {entry: int80Entry, nr: 359, a: unix.AF_VSOCK, b: unix.SOCK_STREAM},
+	"int80_clone":  {entry: int80Entry, nr: 120, a: unix.CLONE_NEWUSER},
+	"int80_mount":  {entry: int80Entry, nr: 21},
+	"x32_getpid":   {entry: x32Entry, nr: unix.SYS_GETPID},
+	"x32_socket":   {entry: x32Entry, nr: unix.SYS_SOCKET, a: unix.AF_VSOCK, b: unix.SOCK_STREAM},
+	"x32_clone":    {entry: x32Entry, nr: unix.SYS_CLONE, a: unix.CLONE_NEWUSER},
+	"x32_ioctl":    {entry: x32Entry, nr: 514, b: unix.TIOCSTI},
 }
-
-func x32(nr, a, b uintptr) int32 {
-	_, _, errno := syscall.RawSyscall(0x40000000|nr, a, b, 0)
-	return int32(errno)
-}
-
-func errno32(r int32) int32 { return max(0, -r) }

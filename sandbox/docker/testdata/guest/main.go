@@ -1,7 +1,8 @@
 // Command guest stands in for the agent in the driver's tests: PID 1 of a
 // sandbox, which dials the host and runs what it is told, as any user. It is
 // also what it runs: "self call NAME" makes one system call and prints what
-// came of it.
+// came of it. In an image that has the file /hostile it breaks the agent's
+// protocol in the way that the file says.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -43,6 +45,10 @@ type result struct {
 func main() {
 	if len(os.Args) > 1 {
 		probe(os.Args[1], os.Args[2:])
+		return
+	}
+	if how, err := os.ReadFile("/hostile"); err == nil {
+		hostile(strings.TrimSpace(string(how)))
 		return
 	}
 	for {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,9 +30,15 @@ var probes = map[string]func(args []string){
 	"eat":    eat,
 	"hoard":  hoard,
 	"ptrace": ptrace,
-	"orphan": orphan, "attack": attack, "exhaust": exhaust,
+	"orphan": orphan, "attack": attack, "exhaust": exhaust, "flood": flood, "loopback": loopback,
+	"calls": calls, "sockets": sockets, "clones": clones, "suid": suid,
 	"listen": listen,
-	"host":   func([]string) { name, err := os.Hostname(); fmt.Println(name, errText(err)) },
+	"kernel": func([]string) {
+		var u unix.Utsname
+		err := unix.Uname(&u)
+		fmt.Println(unix.ByteSliceToString(u.Release[:]), errText(err))
+	},
+	"host": func([]string) { name, err := os.Hostname(); fmt.Println(name, errText(err)) },
 }
 
 func errText(err error) string {
@@ -145,24 +150,20 @@ func links([]string) {
 func forks(args []string) {
 	var children []int
 	for {
-		pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-		if errno == 0 && pid == 0 {
-			for {
-				syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
-			}
+		pid, errno := forkIdle()
+		if errno == 0 {
+			children = append(children, int(pid))
+			continue
 		}
-		if errno != 0 {
-			fmt.Println(len(children), text(errno))
-			if len(args) > 0 {
-				time.Sleep(time.Hour)
-			}
-			for _, child := range children {
-				_ = unix.Kill(child, unix.SIGKILL)
-				_, _ = unix.Wait4(child, nil, 0, nil)
-			}
-			return
+		fmt.Println(len(children), text(errno))
+		if len(args) > 0 {
+			time.Sleep(time.Hour)
 		}
-		children = append(children, int(pid))
+		for _, child := range children {
+			_ = unix.Kill(child, unix.SIGKILL)
+			_, _ = unix.Wait4(child, nil, 0, nil)
+		}
+		return
 	}
 }
 
@@ -177,113 +178,6 @@ func eat(args []string) {
 		os.Stdout.Close()
 		time.Sleep(time.Hour)
 	}
-}
-
-// hoard fills loopback buffers that nobody reads, of the kind of socket named,
-// and says how many bytes it got rid of. It keeps them if told to.
-func hoard(args []string) {
-	var sum int64
-	var err error
-	held := []net.Conn{}
-	defer runtime.KeepAlive(&held)
-	for failures := 0; err == nil && len(held) < 1600 && failures < 20; {
-		var a, b net.Conn
-		if a, b, err = pair(args[0]); err == nil {
-			held = append(held, a, b)
-			n := stuff(a)
-			if sum += n; n == 0 {
-				failures++
-			}
-		}
-	}
-	fmt.Println(sum, len(held), errText(err))
-	if len(args) > 1 {
-		os.Stdout.Close()
-		time.Sleep(time.Hour)
-	}
-}
-
-// orphan fills connections that nobody has accepted and closes them, so that
-// their data stays without a descriptor, and says how many there are.
-func orphan(args []string) {
-	var n int
-	var held []net.Listener
-	for n < int(number(args[0])) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			break
-		}
-		held = append(held, l)
-		for range 1000 {
-			c, err := net.DialTimeout("tcp", l.Addr().String(), 100*time.Millisecond)
-			if err != nil {
-				break
-			}
-			stuff(c)
-			c.Close()
-			n++
-		}
-	}
-	fmt.Println(n)
-	os.Stdout.Close()
-	time.Sleep(time.Hour)
-	runtime.KeepAlive(held)
-}
-
-// pair connects two sockets.
-func pair(network string) (a, b net.Conn, err error) {
-	switch network {
-	case "tcp":
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, nil, err
-		}
-		defer l.Close()
-		if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
-			return nil, nil, err
-		}
-		b, err = l.Accept()
-		return a, b, err
-	case "udp":
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			return nil, nil, err
-		}
-		a, err = net.Dial("udp", u.LocalAddr().String())
-		return a, u, err
-	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	conns := [2]net.Conn{}
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		if conns[i], err = net.FileConn(f); err != nil {
-			return nil, nil, err
-		}
-		f.Close()
-	}
-	return conns[0], conns[1], nil
-}
-
-// stuff writes until the other end takes no more. Datagrams beyond the buffer
-// vanish, so of them only as much is counted as one buffer may hold.
-func stuff(c net.Conn) int64 {
-	var sum int64
-	chunk := make([]byte, 32<<10)
-	for sum < 8<<20 {
-		if _, datagrams := c.(*net.UDPConn); datagrams && sum > 256<<10 {
-			break
-		}
-		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		n, err := c.Write(chunk)
-		sum += int64(n)
-		if err != nil {
-			break
-		}
-	}
-	return sum
 }
 
 // listen binds an address and connects to another.
@@ -305,7 +199,7 @@ func listen(args []string) {
 
 // ptrace traces a child of its own, as a debugger does.
 func ptrace([]string) {
-	proc, err := os.StartProcess(self, []string{self, "env"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{Ptrace: true}})
+	proc, err := os.StartProcess("/proc/self/exe", []string{self, "env"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{Ptrace: true}})
 	if err != nil {
 		fmt.Println("start:", errText(err))
 		return
