@@ -110,8 +110,10 @@ func newMortal(t *testing.T, program string, e engine, args ...string) *mortal {
 	m := &mortal{node: n, program: program, engine: e, seen: map[string][]string{}}
 	t.Cleanup(func() {
 		m.stop(syscall.SIGKILL)
-		for id := range m.containers() {
-			e.docker("rm", "-f", id)
+		for left, tries := m.containers(), 20; len(left) > 0 && tries > 0; left, tries = m.containers(), tries-1 {
+			for id := range left { // the engine may still finish what the node had begun
+				e.docker("rm", "-f", id)
+			}
 		}
 		if t.Failed() {
 			t.Logf("node: %s", n.log.tail(8000))
@@ -145,6 +147,7 @@ func (m *mortal) start() {
 	within(m.t, 90*time.Second, "the node to be ready", func() bool {
 		select {
 		case err := <-m.ended:
+			m.cmd = nil
 			m.t.Fatalf("the node ended: %v\n%s", err, m.log.tail(4000))
 		default:
 		}
@@ -221,10 +224,11 @@ func (m *mortal) died() {
 	case <-time.After(60 * time.Second):
 		m.t.Fatal("the node was not killed: the point was not reached")
 	}
-	if s, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGKILL {
-		m.t.Fatalf("the node ended otherwise: %v\n%s", m.cmd.ProcessState, m.log.tail(4000))
-	}
+	state := m.cmd.ProcessState
 	m.cmd = nil
+	if s, ok := state.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGKILL {
+		m.t.Fatalf("the node ended otherwise: %v\n%s", state, m.log.tail(4000))
+	}
 	m.look()
 }
 
