@@ -80,6 +80,8 @@ func (d *dockerd) start(args ...string) {
 	cmd := exec.Command(d.path, args...)
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.Stdout, cmd.Stderr = d.log, d.log
+	// Its network is its own: an engine without a bridge removes docker0, whoever's that is.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if err := cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}
