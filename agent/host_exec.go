@@ -307,7 +307,9 @@ func (f *follower) read() (_ Exit, err error) {
 		if errors.As(err, new(writerError)) {
 			f.close() // before, as it ends all reading
 		}
-		if err != nil {
+		// Not what runs on without us: the guest would take it for delivered, and who
+		// attaches in our next life would miss it.
+		if err != nil && !(f.kill && f.left()) {
 			readAway(*conn)
 		}
 	}()

@@ -64,6 +64,29 @@ func checkDamage(dir string) error {
 	return nil
 }
 
+// removeUnmade removes logs of no length. Badger makes a file and then gives it its
+// size; killed in between, it leaves one that nothing was ever written to, and
+// that it would not open again.
+func removeUnmade(dir string) error {
+	for _, pattern := range []string{"*.mem", "*.vlog"} {
+		paths, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range paths {
+			if fi, err := os.Stat(path); err != nil {
+				return err
+			} else if fi.Size() > 0 {
+				continue
+			}
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func readManifest(dir string) (badger.Manifest, error) {
 	f, err := os.Open(filepath.Join(dir, badger.ManifestFilename))
 	if err != nil {

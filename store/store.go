@@ -98,6 +98,9 @@ func open(o Options, f format) (_ *Store, err error) {
 		if err := checkDamage(s.dir); err != nil {
 			return nil, damaged(o.Dir, err)
 		}
+		if err := removeUnmade(s.dir); err != nil {
+			return nil, fmt.Errorf("open the store: %w", err)
+		}
 		s.space.dir = s.dir
 	}
 	if s.db, err = openBadger(s.dir, o.Logger); err != nil {
