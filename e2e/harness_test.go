@@ -119,6 +119,7 @@ func (n *node) start() {
 	within(n.t, 60*time.Second, "the node to be ready", func() bool {
 		select {
 		case err := <-ended:
+			n.cmd = nil // what stops it would wait for ever
 			n.t.Fatalf("the node ended: %v\n%s", err, n.log.tail(4000))
 		default:
 		}
