@@ -23,17 +23,17 @@ import (
 // larger.
 const streamBuffer = 2 * ChunkSize
 
-var streamReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, streamBuffer) }}
+var streamReaders = sync.Pool{New: func() any { return newFrameReader() }}
 
 // readerOf is a buffered reader of an exec's stream, until done is called.
-func readerOf(c net.Conn) (r *bufio.Reader, done func()) {
+func readerOf(c net.Conn) (r *frameReader, done func()) {
 	if d, ok := c.(*direct); ok {
 		return d.r, func() {}
 	}
-	r = streamReaders.Get().(*bufio.Reader)
-	r.Reset(c)
+	r = streamReaders.Get().(*frameReader)
+	r.use(c)
 	return r, func() {
-		r.Reset(nil)
+		r.use(nil)
 		streamReaders.Put(r)
 	}
 }
@@ -41,7 +41,7 @@ func readerOf(c net.Conn) (r *bufio.Reader, done func()) {
 // direct is the host's end.
 type direct struct {
 	net.Conn
-	r *bufio.Reader // nil while nobody uses it: a hundred idle sandboxes hold no buffers
+	r *frameReader // nil while nobody uses it: a hundred idle sandboxes hold no buffers
 }
 
 func (d *direct) Read(p []byte) (int, error) { return d.r.Read(p) }
@@ -111,8 +111,8 @@ func (h *Host) idleDirect() *direct {
 		d.Close()
 		return nil
 	}
-	d.r = streamReaders.Get().(*bufio.Reader)
-	d.r.Reset(d.Conn)
+	d.r = streamReaders.Get().(*frameReader)
+	d.r.use(d.Conn)
 	return d
 }
 
@@ -144,7 +144,7 @@ func (h *Host) release(c net.Conn, whole bool) {
 		c.Close()
 		return
 	}
-	d.r.Reset(nil)
+	d.r.use(nil)
 	streamReaders.Put(d.r)
 	d.r = nil
 	h.mu.Lock()

@@ -71,7 +71,7 @@ func (g *guard) next() error {
 	if cap(g.frame) > guardKeeps {
 		g.frame = nil
 	}
-	head := append(g.frame[:0], make([]byte, frameHead)...)
+	head := append(g.frame[:0], make([]byte, muxHead)...)
 	g.frame, g.passed = head[:0], 0
 	if _, err := io.ReadFull(g.r, head); err != nil {
 		return err
@@ -84,8 +84,8 @@ func (g *guard) next() error {
 	if head[1] == typeData {
 		body = int(binary.BigEndian.Uint32(head[8:]))
 	}
-	frame := slices.Grow(head, body)[:frameHead+body]
-	if _, err := io.ReadFull(g.r, frame[frameHead:]); err != nil {
+	frame := slices.Grow(head, body)[:muxHead+body]
+	if _, err := io.ReadFull(g.r, frame[muxHead:]); err != nil {
 		return noEOF(err)
 	}
 	g.frame = frame
@@ -94,7 +94,7 @@ func (g *guard) next() error {
 
 // yamux's frame types and flags (its specification, version 0).
 const (
-	frameHead                                  = 12
+	muxHead                                    = 12
 	typeData, typeWindow, typePing, typeGoAway = 0, 1, 2, 3
 	flagSYN                                    = 1
 )

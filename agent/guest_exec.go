@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"io"
 	"strings"
@@ -13,16 +12,9 @@ import (
 	"time"
 )
 
-// pumpSize is how much of an output is read at once, in bytes: half of what a pipe
-// holds, so that the program can go on meanwhile.
-const pumpSize = 32 << 10
-
-// Buffers of execs. Short ones, one after the other, would cost more for these
-// than for all else.
-var (
-	chunks = sync.Pool{New: func() any { return new([pumpSize]byte) }}
-	frames = sync.Pool{New: func() any { return new([5 + ChunkSize]byte) }}
-)
+// frames are buffers of one frame each. For short execs, one after the other, new
+// ones would cost more than all else.
+var frames = sync.Pool{New: func() any { return new([frameHead + ChunkSize]byte) }}
 
 // ErrInterrupted is what an Output's Read returns after Interrupt.
 var ErrInterrupted = errors.New("read interrupted")
@@ -42,9 +34,10 @@ type guestExec struct {
 	owners    int
 	adopted   bool // its first owner has attached
 	readers   int
-	stdin     int64  // bytes taken
-	noRead    bool   // the program no longer reads stdin
-	reason    string // why it is being killed
+	stdin     int64   // bytes taken
+	noRead    bool    // the program no longer reads stdin
+	waiting   *sender // has sent all there is
+	reason    string  // why it is being killed
 	killed    bool
 	exit      *Exit
 	ended     time.Time
@@ -123,21 +116,21 @@ func (e *guestExec) quick() (WaitStatus, bool) {
 // drain takes what a leader that has ended left in its pipes, and reports whether
 // that was all: nobody else has them open.
 func (e *guestExec) drain() bool {
-	chunk := chunks.Get().(*[pumpSize]byte)
-	defer chunks.Put(chunk)
+	frame := frames.Get().(*[frameHead + ChunkSize]byte)
+	defer frames.Put(frame)
 	whole := true
 	for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
-		if !e.drainOne(i, out, chunk[:]) {
+		if !e.drainOne(i, out, frame[:]) {
 			whole = false
 		}
 	}
 	return whole
 }
 
-func (e *guestExec) drainOne(i int, out Output, buf []byte) bool {
+func (e *guestExec) drainOne(i int, out Output, frame []byte) bool {
 	for range drainReads {
-		n, err := out.TryRead(buf)
-		if n > 0 && !e.keep(i, buf[:n]) {
+		n, err := out.TryRead(frame[frameHead:])
+		if n > 0 && !e.keep(i, frame[:frameHead+n]) {
 			err = io.EOF
 		}
 		if errors.Is(err, io.EOF) {
@@ -171,6 +164,9 @@ func (e *guestExec) finish(status WaitStatus) {
 		exit.Reason = ExitSignaled
 	}
 	e.exit, e.ended = exit, time.Now()
+	if s := e.waiting; s != nil && s.offset == [2]int64{e.out[0].end, e.out[1].end} {
+		s.done = e.lend(s, exit.frame())
+	}
 	e.changed.Broadcast()
 	e.mu.Unlock()
 	e.proc.Release()
@@ -189,13 +185,12 @@ func (e *guestExec) pump(i int, out Output) {
 		e.changed.Broadcast()
 		e.mu.Unlock()
 	}()
-	chunk := chunks.Get().(*[pumpSize]byte)
-	defer chunks.Put(chunk)
-	buf := chunk[:]
+	frame := frames.Get().(*[frameHead + ChunkSize]byte)
+	defer frames.Put(frame)
 	must, draining := 0, false
 	for {
-		n, err := out.Read(buf)
-		if n > 0 && !e.keep(i, buf[:n]) {
+		n, err := out.Read(frame[frameHead:])
+		if n > 0 && !e.keep(i, frame[:frameHead+n]) {
 			return
 		}
 		must -= n
@@ -243,21 +238,22 @@ func (e *guestExec) unseen() int {
 	return 0
 }
 
-// keep appends p to the ring, waiting for the owner unless the exec is
-// detached. It reports whether the pump should go on.
-func (e *guestExec) keep(i int, p []byte) bool {
+// keep appends to the ring what follows the room for a head in frame, waiting for
+// the owner unless the exec is detached. It reports whether the pump should go on.
+func (e *guestExec) keep(i int, frame []byte) bool {
 	if limit := e.start.MaxOutput; limit > 0 {
-		if over := e.total.Add(int64(len(p))) - limit; over > 0 {
-			if over <= int64(len(p)) { // this chunk crossed the limit
+		size := int64(len(frame) - frameHead)
+		if over := e.total.Add(size) - limit; over > 0 {
+			if over <= size { // this chunk crossed the limit
 				e.cut()
 			}
-			p = p[:max(0, int64(len(p))-over)]
+			frame = frame[:frameHead+max(0, size-over)]
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(p) > 0 {
-		n := len(p)
+	for len(frame) > frameHead {
+		n := len(frame) - frameHead
 		if !e.start.Detached {
 			n = e.out[i].room(e.delivered[i], n)
 			if n == 0 {
@@ -268,11 +264,70 @@ func (e *guestExec) keep(i int, p []byte) bool {
 				continue
 			}
 		}
-		e.out[i].write(p[:n])
-		p = p[n:]
-		e.changed.Broadcast()
+		e.out[i].write(frame[frameHead : frameHead+n])
+		e.hand(i, frame[:frameHead+n])
+		frame = frame[n:]
 	}
 	return true
+}
+
+// sender is one reader's side of an exec. Its fields are guarded by the exec's mu.
+type sender struct {
+	conn   io.Writer
+	offset [2]int64 // what it has sent
+	lent   bool     // somebody else writes to conn, and mu is not held
+	missed bool     // something changed meanwhile
+	done   bool     // nothing more is to be sent
+	err    error
+}
+
+var frameTypes = [2]byte{frameStdout, frameStderr}
+
+// hand passes on what was just kept. A sender that waits for it, has sent all
+// before it and is the only one, is not woken: whoever has the bytes writes them.
+func (e *guestExec) hand(i int, frame []byte) {
+	s := e.waiting
+	n := int64(len(frame) - frameHead)
+	if s == nil || e.readers > 1 || s.offset[i] != e.out[i].end-n {
+		e.changed.Broadcast()
+		return
+	}
+	putFrameHead(frame, frameTypes[i], int(n))
+	if e.lend(s, frame) {
+		s.offset[i] += n
+		e.delivered[i] = max(e.delivered[i], s.offset[i])
+	}
+}
+
+// lend writes a frame in a waiting sender's stead, while e.mu is not held, and
+// reports whether that worked.
+func (e *guestExec) lend(s *sender, frame []byte) bool {
+	e.waiting, s.lent, s.missed = nil, true, false
+	e.mu.Unlock()
+	_, err := s.conn.Write(frame)
+	e.mu.Lock()
+	s.lent, s.err = false, err
+	if err == nil && !s.missed {
+		e.waiting = s // it has not noticed
+	} else {
+		e.changed.Broadcast()
+	}
+	return err == nil
+}
+
+// wait waits for a change, and until nobody writes in the sender's stead.
+func (e *guestExec) wait(s *sender, own bool) {
+	if own && !e.start.Detached && e.waiting == nil {
+		e.waiting = s
+	}
+	e.changed.Wait()
+	if e.waiting == s {
+		e.waiting = nil
+	}
+	for s.lent {
+		s.missed = true
+		e.changed.Wait()
+	}
 }
 
 // cut ends an exec that wrote too much, and says so even if its leader has ended
@@ -378,41 +433,41 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 
 // send writes output frames, then the exit. gone is guarded by e.mu.
 func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
-	offset := [2]int64{a.Stdout, a.Stderr}
+	s := &sender{conn: conn, offset: [2]int64{a.Stdout, a.Stderr}}
 	first := 0 // the stream that is looked at first: the one that was not sent last
-	types := [2]byte{frameStdout, frameStderr}
-	frame := frames.Get().(*[5 + ChunkSize]byte)
+	frame := frames.Get().(*[frameHead + ChunkSize]byte)
 	defer frames.Put(frame)
 	toldNoRead := false
 	for {
 		e.mu.Lock()
-		i, skipped, n := e.next(&offset, first, frame[5:])
-		for n == 0 && skipped == 0 && e.exit == nil && !a.NoFollow && !*gone && (toldNoRead || !e.noRead) {
-			e.changed.Wait()
-			i, skipped, n = e.next(&offset, first, frame[5:])
+		i, skipped, n := e.next(&s.offset, first, frame[frameHead:])
+		for n == 0 && skipped == 0 && e.exit == nil && !a.NoFollow && !*gone && (toldNoRead || !e.noRead) && s.err == nil {
+			e.wait(s, a.Own)
+			i, skipped, n = e.next(&s.offset, first, frame[frameHead:])
 		}
-		exit, left, noRead := e.exit, *gone, e.noRead
+		exit, left, noRead, offset, done, err := e.exit, *gone, e.noRead, s.offset[i], s.done, s.err
 		e.mu.Unlock()
 		first = 1 - i
 
-		var err error
 		switch {
+		case err != nil || done:
+			return err
 		case skipped > 0:
-			gap := binary.BigEndian.AppendUint64([]byte{types[i]}, uint64(skipped))
+			gap := binary.BigEndian.AppendUint64([]byte{frameTypes[i]}, uint64(skipped))
 			err = writeFrame(conn, frameGap, gap)
-			e.advance(a, i, offset[i])
+			e.advance(a, i, offset)
 		case n > 0:
-			putFrameHead(frame[:], types[i], n)
-			_, err = conn.Write(frame[:5+n])
+			putFrameHead(frame[:], frameTypes[i], n)
+			_, err = conn.Write(frame[:frameHead+n])
 			if err == nil {
-				e.advance(a, i, offset[i])
+				e.advance(a, i, offset)
 			}
 		case noRead && !toldNoRead:
 			toldNoRead = true
 			err = writeFrame(conn, frameNoRead, nil)
 		case exit != nil:
-			body, _ := json.Marshal(exit)
-			return writeFrame(conn, frameExit, body)
+			_, err = conn.Write(exit.frame())
+			return err
 		case a.NoFollow:
 			return writeFrame(conn, frameAlive, nil)
 		case left:

@@ -314,7 +314,7 @@ func (f *follower) read() (_ Exit, err error) {
 		}
 	}()
 	for {
-		typ, payload, err := peekFrame(r)
+		typ, payload, size, err := r.peek()
 		if err != nil {
 			return Exit{}, err
 		}
@@ -332,7 +332,7 @@ func (f *follower) read() (_ Exit, err error) {
 			if err := json.Unmarshal(payload, &exit); err != nil {
 				return Exit{}, &errProtocol{"an exit that is not one: " + err.Error()}
 			}
-			r.Discard(len(payload))
+			r.Discard(size)
 			return exit, nil
 		case frameAlive:
 			return Exit{}, nil
@@ -340,7 +340,7 @@ func (f *follower) read() (_ Exit, err error) {
 		if err != nil {
 			return Exit{}, err
 		}
-		r.Discard(len(payload))
+		r.Discard(size)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 // ringHistory is how much of what was delivered is kept of an attached exec: a
 // client that comes back after its node has gone had got less than the node was
-// given. On the way are at most a client's window (256 KiB), what the sockets
+// given. On the way are at most a client's window (512 KiB), what the sockets
 // hold and what the node reads at once.
 const ringHistory = RingSize
 

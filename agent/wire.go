@@ -169,6 +169,13 @@ type Exit struct {
 	DurationMS  int64  `json:"duration_ms"`
 }
 
+func (e *Exit) frame() []byte {
+	body, _ := json.Marshal(e) // strings and numbers
+	frame := make([]byte, frameHead, frameHead+len(body))
+	putFrameHead(frame, frameExit, len(body))
+	return append(frame, body...)
+}
+
 // Reasons of Exit.
 const (
 	ExitExited      = "exited"
@@ -308,6 +315,9 @@ func writeFrame(w io.Writer, typ byte, payload []byte) error {
 	return err
 }
 
+// frameHead is the size of a frame's head: its type and the payload's length.
+const frameHead = 5
+
 func putFrameHead(buf []byte, typ byte, n int) {
 	buf[0] = typ
 	binary.BigEndian.PutUint32(buf[1:], uint32(n))
@@ -331,24 +341,67 @@ func readFrame(r *bufio.Reader, buf []byte) (typ byte, payload, grown []byte, er
 	return head[0], buf, buf, noEOF(err)
 }
 
-// peekFrame reads one frame whose payload stays in r's buffer, where it is valid
-// until r is used again; the caller discards it. So no byte is copied twice.
-func peekFrame(r *bufio.Reader) (typ byte, payload []byte, err error) {
-	head, err := r.Peek(5)
+// frameReader reads frames of an exec's stream into a buffer that holds at least
+// two.
+type frameReader struct {
+	*bufio.Reader
+	src source
+}
+
+// source reads at most so many bytes at once, if that is not 0.
+type source struct {
+	io.Reader
+	most int
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	if s.most > 0 && len(p) > s.most {
+		p = p[:s.most]
+	}
+	n, err := s.Reader.Read(p)
+	if s.most > 0 {
+		s.most = max(1, s.most-n)
+	}
+	return n, err
+}
+
+func newFrameReader() *frameReader {
+	r := &frameReader{}
+	r.Reader = bufio.NewReaderSize(&r.src, streamBuffer)
+	return r
+}
+
+// use reads from another source; nil gives the last one up.
+func (r *frameReader) use(src io.Reader) {
+	r.src = source{Reader: src}
+	r.Reset(&r.src)
+}
+
+// peek reads one frame whose payload stays in the buffer, where it is valid until
+// r is used again; the caller discards so many bytes. So no byte is copied twice:
+// bufio moves what it has to the front before it reads more, so little beyond a
+// frame is read.
+func (r *frameReader) peek() (typ byte, payload []byte, size int, err error) {
+	head, err := r.Peek(frameHead)
 	if err != nil {
 		if len(head) > 0 {
 			err = noEOF(err)
 		}
-		return 0, nil, err
+		return 0, nil, 0, err
 	}
 	typ = head[0]
 	n := int(binary.BigEndian.Uint32(head[1:]))
-	if n > r.Size() {
-		return 0, nil, &errProtocol{fmt.Sprintf("frame of %d bytes, at most %d are allowed here", n, r.Size())}
+	size = frameHead + n
+	if size > r.Size() {
+		return 0, nil, 0, &errProtocol{fmt.Sprintf("frame of %d bytes, at most %d are allowed here", n, r.Size()-frameHead)}
 	}
-	r.Discard(5)
-	payload, err = r.Peek(n)
-	return typ, payload, noEOF(err)
+	r.src.most = max(0, size-r.Buffered()) + frameHead
+	payload, err = r.Peek(size)
+	r.src.most = 0
+	if err != nil {
+		return 0, nil, 0, noEOF(err)
+	}
+	return typ, payload[frameHead:], size, nil
 }
 
 // writeMessage sends v as JSON behind its length.

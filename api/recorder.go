@@ -23,6 +23,7 @@ type recorder struct {
 	bytes  int64
 	wrote  bool        // the header has gone out, or the connection was taken over
 	taken  atomic.Bool // by a WebSocket
+	socket *socket     // what it took
 }
 
 // Unwrap is for http.ResponseController.
@@ -54,7 +55,8 @@ func (w *recorder) rearm() {
 	}
 }
 
-// hijackedBuffer holds a WebSocket message of output with all of its heads.
+// hijackedBuffer holds a WebSocket message of output with all of its heads, where
+// it cannot be written from where it lies.
 const hijackedBuffer = frame.DataSize + 32
 
 // Hijack hands the connection to a WebSocket.
@@ -63,9 +65,14 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		w.wrote = true
 		w.taken.Store(true)
-		// net/http's holds 4 KiB: a frame of output would be two writes, and wake the
-		// client twice.
-		rw.Writer = bufio.NewWriterSize(conn, hijackedBuffer)
+		w.socket = &socket{Conn: conn, idle: w.idle}
+		conn = w.socket
+		rw.Writer.Reset(conn)
+		if !w.socket.vectored() {
+			// net/http's holds 4 KiB: a frame of output would be two writes, and wake the
+			// client twice.
+			rw.Writer = bufio.NewWriterSize(conn, hijackedBuffer)
+		}
 	}
 	return conn, rw, err
 }

@@ -165,18 +165,21 @@ func (st *stream) send(f frame.Frame) error {
 		return errLeft
 	}
 	st.over = f.Type.Last()
-	if st.buf == nil {
-		st.buf = make([]byte, 0, min(len(f.Payload), frame.DataSize)+64)
+	var err error
+	if s := st.c.w.socket; len(f.Payload) > 0 && !st.over && s.vectored() {
+		err = s.writeMessage(byte(f.Type), f.Payload)
+	} else {
+		if st.buf == nil {
+			st.buf = make([]byte, 0, min(len(f.Payload), frame.DataSize)+64)
+		}
+		st.buf = frame.Append(st.buf[:0], f)
+		err = st.conn.Write(context.Background(), websocket.MessageBinary, st.buf) // the socket has a deadline
+		if cap(st.buf) > 2*frame.DataSize {
+			st.buf = nil
+		}
 	}
-	st.buf = frame.Append(st.buf[:0], f)
-	ctx, cancel := context.WithTimeout(context.Background(), st.c.s.cfg.WriteIdle)
-	defer cancel()
-	err := st.conn.Write(ctx, websocket.MessageBinary, st.buf)
 	if err != nil {
 		st.cancel(errLeft)
-	}
-	if cap(st.buf) > 2*frame.DataSize {
-		st.buf = nil
 	}
 	st.c.w.bytes += int64(len(f.Payload))
 	return err

@@ -21,10 +21,11 @@ import (
 // writer, in bytes. With it a paused writer costs no more than that, and the
 // socket is always read, so that pings are answered. What is on the way when a
 // node goes away must be less than the agent keeps.
-const outputWindow = 256 << 10
+const outputWindow = 512 << 10
 
-// stream is one exec over a WebSocket. The caller's goroutine reads the socket,
-// one goroutine writes it, and one writes each output.
+// stream is one exec over a WebSocket. The caller's goroutine reads the socket and
+// writes output; one goroutine writes the socket. When an output takes long to be
+// written, another goroutine reads on, and one for each output writes what waits.
 type stream struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
@@ -40,6 +41,8 @@ type stream struct {
 	kick   chan struct{} // capacity 1: a sink owes credit
 	credit chan int64    // capacity 1: stdin credit from the server, summed up
 	sinks  [2]*sink
+	turn   atomic.Int64 // odd while the reader writes an output
+	result chan result  // of a reader that took over
 	wg     sync.WaitGroup
 
 	gaps    sync.Mutex  // held over a call of gap
@@ -77,6 +80,7 @@ func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, 
 	}
 	s.ended, s.kick = make(chan struct{}), make(chan struct{}, 1)
 	s.chunks, s.credit = make(chan chunk), make(chan int64, 1)
+	s.result = make(chan result, 1)
 	s.sinks[0] = newSink(frame.Stdout, s.stdout, s)
 	s.sinks[1] = newSink(frame.Stderr, s.stderr, s)
 	unhook := context.AfterFunc(ctx, func() { conn.CloseNow() })
@@ -87,7 +91,7 @@ func (s *stream) run(ctx context.Context, c *Client, path string, q url.Values, 
 	if s.stdin != nil {
 		go s.readStdin() // nobody waits for it: its Read may be blocked for ever
 	}
-	status, err := s.readLoop()
+	status, err := s.read()
 	for _, k := range s.sinks {
 		k.finish(err == nil || errors.Is(err, boxed.CodeLost)) // what came is delivered
 	}
@@ -170,7 +174,61 @@ func (s *stream) lost(err error) error {
 	return e
 }
 
-// readLoop reads frames until the last one.
+// relief is how long the reader may write an output before another one takes
+// over: much less than a node waits for the answer to a ping.
+const relief = 250 * time.Millisecond
+
+type result struct {
+	status boxed.ExitStatus
+	err    error
+}
+
+// read reads to the end, or waits for whoever took over.
+func (s *stream) read() (boxed.ExitStatus, error) {
+	status, err := s.readLoop()
+	if err == errRelieved {
+		r := <-s.result
+		return r.status, r.err
+	}
+	return status, err
+}
+
+// relieve starts another reader if the one there is has been writing since the
+// last look. It returns what it saw.
+func (s *stream) relieve(last int64) int64 {
+	turn := s.turn.Load()
+	if turn%2 == 0 || turn != last || !s.turn.CompareAndSwap(turn, turn+1) {
+		return turn
+	}
+	go func() {
+		if status, err := s.readLoop(); err != errRelieved {
+			s.result <- result{status, err}
+		}
+	}()
+	return turn + 1
+}
+
+var errRelieved = errors.New("another goroutine reads on")
+
+// output passes an item on, and reports whether the caller is still the reader.
+func (s *stream) output(k *sink, it item) error {
+	mine, err := k.put(it)
+	if err != nil {
+		return s.lost(err)
+	}
+	if !mine {
+		return nil
+	}
+	turn := s.turn.Add(1)
+	k.write(it)
+	k.free()
+	if !s.turn.CompareAndSwap(turn, turn+1) {
+		return errRelieved
+	}
+	return nil
+}
+
+// readLoop reads frames until the last one, or errRelieved.
 func (s *stream) readLoop() (boxed.ExitStatus, error) {
 	for {
 		buf, err := readMessage(s.conn)
@@ -183,16 +241,16 @@ func (s *stream) readLoop() (boxed.ExitStatus, error) {
 		}
 		switch f.Type {
 		case frame.Stdout, frame.Stderr:
-			if err := s.sinks[f.Type-frame.Stdout].put(item{data: f.Payload, buf: buf}); err != nil {
-				return boxed.ExitStatus{}, s.lost(err)
+			if err := s.output(s.sinks[f.Type-frame.Stdout], item{data: f.Payload, buf: buf}); err != nil {
+				return boxed.ExitStatus{}, err
 			}
-			continue // the sink gives the buffer back
+			continue // whoever writes it gives the buffer back
 		case frame.Gap:
 			if f.Stream == frame.Stdin {
 				break
 			}
-			if err := s.sinks[f.Stream-frame.Stdout].put(item{gap: int64(f.Bytes)}); err != nil {
-				return boxed.ExitStatus{}, s.lost(err)
+			if err := s.output(s.sinks[f.Stream-frame.Stdout], item{gap: int64(f.Bytes)}); err != nil {
+				return boxed.ExitStatus{}, err
 			}
 		case frame.Started:
 			s.id = boxed.ExecID(f.Text)
@@ -255,6 +313,9 @@ func (s *stream) writeLoop() {
 		return s.conn.Write(context.Background(), websocket.MessageBinary, buf) == nil
 	}
 	resize, signals := s.resize, s.signals
+	tick := time.NewTicker(relief)
+	defer tick.Stop()
+	turn := int64(0)
 	ok := true
 	for ok {
 		select {
@@ -283,6 +344,8 @@ func (s *stream) writeLoop() {
 					ok = write(frame.Frame{Type: frame.Credit, Stream: k.kind, Bytes: uint64(n)})
 				}
 			}
+		case <-tick.C:
+			turn = s.relieve(turn)
 		case <-s.ended:
 			return
 		}
