@@ -15,7 +15,7 @@ export GVISOR      := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 PKGS ?= ./...
 TESTFLAGS ?=
 # What loads the whole host is run by itself, after all others.
-ALONE := ABusyHost|ASandboxAtIts|FiveHundred
+ALONE := ABusyHost|ASandboxAtIts|FiveHundred|TakeTheNodesMemory
 # make gobench BENCH=Exec
 BENCH ?= .
 # make bench BENCHFLAGS='-only lifecycle,exec'

@@ -112,7 +112,7 @@ func (c *call) exec() error {
 	}
 	var out execResult
 	var started onceID
-	stdout, stderr := collector{limit: boxed.CollectedOutput}, collector{limit: boxed.CollectedOutput}
+	stdout, stderr := collector{held: &c.held}, collector{held: &c.held}
 	req.Stdout, req.Stderr, req.Started = &stdout, &stderr, started.set
 	status, err := c.s.cfg.Service.Exec(c.ctx, id, req)
 	if err = c.outcome(err); err != nil {
@@ -154,17 +154,24 @@ func (o *onceID) get() boxed.ExecID {
 	return o.id
 }
 
-// collector keeps the first limit bytes and counts the rest.
+// collector keeps the first CollectedOutput bytes, as far as there is memory for
+// them, and counts the rest.
 type collector struct {
-	limit int
+	held  *holding
 	buf   []byte
+	full  bool
 	total int64
 }
 
+// collectCost is how many bytes are held for each that is collected: the buffer
+// and the answer that is made of it.
+const collectCost = 2
+
 func (c *collector) Write(p []byte) (int, error) {
 	c.total += int64(len(p))
-	if room := c.limit - len(c.buf); room > 0 {
-		c.buf = append(c.buf, p[:min(room, len(p))]...)
+	some := p[:min(len(p), boxed.CollectedOutput-len(c.buf))]
+	if c.full = c.full || !c.held.take(collectCost*len(some)); !c.full {
+		c.buf = append(c.buf, some...)
 	}
 	return len(p), nil
 }

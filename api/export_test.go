@@ -12,3 +12,10 @@ func CheckBody(op string, raw []byte) error {
 }
 
 type execCallOrSpec struct{ execCall }
+
+// Held is what requests hold beyond what is free.
+func (s *Server) Held() int64 {
+	s.memory.mu.Lock()
+	defer s.memory.mu.Unlock()
+	return s.cfg.MaxHeld - s.memory.left
+}

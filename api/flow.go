@@ -12,6 +12,7 @@ import (
 // in by the socket's reader, which never waits, and taken out by the port.
 type pipe struct {
 	limit int
+	held  *holding
 	taken func(n int) // returns credit to the client
 
 	mu    sync.Mutex
@@ -24,8 +25,16 @@ type pipe struct {
 	refused chan struct{} // capacity 1: the port reads no more
 }
 
-func newPipe(limit int, taken func(int)) *pipe {
-	return &pipe{limit: limit, taken: taken, ready: make(chan struct{}, 1), refused: make(chan struct{}, 1)}
+// pipeCost is how many bytes are held for each that waits: the buffer grows by
+// doubling.
+const pipeCost = 2
+
+// creditSize is how much input is taken before the client gets credit for it:
+// few frames, and a client that sends less than the window never runs dry.
+const creditSize = 64 << 10
+
+func newPipe(limit int, held *holding, taken func(int)) *pipe {
+	return &pipe{limit: limit, held: held, taken: taken, ready: make(chan struct{}, 1), refused: make(chan struct{}, 1)}
 }
 
 func (p *pipe) changed() {
@@ -46,6 +55,8 @@ func (p *pipe) push(b []byte) error {
 		return errors.New("stdin after stdin-close")
 	case p.buf.Len()+p.owed+len(b) > p.limit:
 		return errors.New("stdin beyond the window; wait for credit")
+	case !p.held.take(pipeCost * len(b)):
+		return errMemory
 	}
 	p.buf.Write(b)
 	p.changed()
@@ -74,6 +85,7 @@ func (p *pipe) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.err = err
+	p.held.give(pipeCost * p.buf.Len())
 	p.buf = bytes.Buffer{}
 	p.changed()
 }
@@ -100,8 +112,8 @@ func (p *pipe) tryRead(b []byte) (n int, err error, wait bool) {
 		return 0, nil, false
 	case p.buf.Len() > 0:
 		n, _ = p.buf.Read(b)
-		// In quarters of the window: few frames, and the client never runs dry.
-		if p.owed += n; p.owed >= p.limit/4 && !p.eof {
+		p.held.give(pipeCost * n)
+		if p.owed += n; p.owed >= creditSize && !p.eof {
 			p.taken(p.owed)
 			p.owed = 0
 		}

@@ -39,6 +39,7 @@ type Config struct {
 
 	// Limits; zero means the default that is given.
 	MaxJSON      int64         // bytes of a JSON body: 16 MiB
+	MaxHeld      int64         // bytes that all requests hold beyond 64 KiB each: 128 MiB
 	JSONIdle     time.Duration // a JSON body without a byte: 30 s
 	BodyIdle     time.Duration // a file's or tar's body without a byte: 5 min
 	WriteIdle    time.Duration // a reader that takes nothing: 60 s
@@ -67,6 +68,9 @@ func (c *Config) defaults() error {
 	if c.MaxJSON == 0 {
 		c.MaxJSON = 16 << 20
 	}
+	if c.MaxHeld == 0 {
+		c.MaxHeld = 128 << 20
+	}
 	if c.AuthFailures == 0 {
 		c.AuthFailures = 20
 	}
@@ -80,6 +84,7 @@ type Server struct {
 	router   *router
 	hosts    hostSet
 	failures *failures
+	memory   *memory
 	pages    pages
 
 	// Contexts that end when the node goes away: follow at once, live after the
@@ -102,7 +107,7 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, doc: doc, failures: newFailures(cfg.AuthFailures), idle: make(chan struct{})}
+	s := &Server{cfg: cfg, doc: doc, failures: newFailures(cfg.AuthFailures), memory: newMemory(cfg.MaxHeld), idle: make(chan struct{})}
 	if s.hosts, err = newHostSet(cfg.Hosts); err != nil {
 		return nil, err
 	}
@@ -186,6 +191,7 @@ type call struct {
 	op    *operation
 	v     values
 	who   boxed.Principal
+	held  holding // in memory, until it ends
 
 	code boxed.Code // of the answer's error
 	err  error      // what went wrong, for the log
@@ -280,6 +286,8 @@ func (c *call) serve() error {
 		}
 		c.ctx = boxed.WithPrincipal(c.ctx, c.who)
 	}
+	c.held.of, c.held.owner = c.s.memory, c.who.Owner
+	defer c.held.release()
 	if c.v, err = c.op.checkParams(path, c.r.URL.RawQuery); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -90,12 +91,20 @@ func (c *call) openStream() (*stream, error) {
 
 // first reads the client's first message: the request, as JSON text.
 func (st *stream) first() ([]byte, error) {
-	st.conn.SetReadLimit(st.c.s.cfg.MaxJSON)
+	st.conn.SetReadLimit(-1) // readHeld has one
 	defer st.conn.SetReadLimit(frame.MaxMessage)
 	ctx, cancel := context.WithTimeout(st.ctx, firstMessage)
 	defer cancel()
-	typ, raw, err := st.conn.Read(ctx)
+	typ, r, err := st.conn.Reader(ctx)
+	var raw []byte
+	if err == nil {
+		raw, err = st.c.readHeld(r, st.c.s.cfg.MaxJSON)
+	}
 	switch {
+	case err == errTooMuch:
+		return nil, tooLarge(st.c.s.cfg.MaxJSON)
+	case err == error(errMemory):
+		return nil, err
 	case err != nil && ctx.Err() != nil && st.ctx.Err() == nil:
 		return nil, boxed.Errorf(boxed.CodeDeadline, "no request came within 30 s")
 	case err != nil:
@@ -109,7 +118,7 @@ func (st *stream) first() ([]byte, error) {
 // run starts the goroutines. stdin: the client may send it.
 func (st *stream) run(stdin bool) {
 	if stdin {
-		st.stdin = newPipe(frame.StdinWindow, func(n int) {
+		st.stdin = newPipe(frame.StdinWindow, &st.c.held, func(n int) {
 			st.credit.Add(int64(n))
 			select {
 			case st.kick <- struct{}{}:
@@ -188,8 +197,15 @@ func (st *stream) send(f frame.Frame) error {
 // readLoop reads until the socket ends. It waits for nothing else, so that a
 // client that leaves is noticed whatever the program does with its input.
 func (st *stream) readLoop() {
+	var buf bytes.Buffer // used again: take copies what it keeps
 	for {
-		typ, raw, err := st.conn.Read(context.Background())
+		typ, r, err := st.conn.Reader(context.Background())
+		if err == nil {
+			if buf.Reset(); buf.Cap() > 2*frame.DataSize {
+				buf = bytes.Buffer{}
+			}
+			_, err = buf.ReadFrom(r)
+		}
 		if err != nil {
 			st.cancel(errLeft)
 			return
@@ -198,7 +214,7 @@ func (st *stream) readLoop() {
 			st.refuse(errors.New("a text message after the first"))
 			return
 		}
-		f, err := frame.Parse(raw)
+		f, err := frame.Parse(buf.Bytes())
 		if err == nil {
 			err = st.take(f)
 		}
@@ -212,7 +228,10 @@ func (st *stream) readLoop() {
 // refuse ends a stream whose client broke the protocol, and keeps reading so
 // that the close handshake can be had.
 func (st *stream) refuse(err error) {
-	st.cancel(&boxed.Error{Code: boxed.CodeInvalid, Message: "the stream was ended: " + err.Error(), Err: err})
+	if known := (*boxed.Error)(nil); !errors.As(err, &known) {
+		err = &boxed.Error{Code: boxed.CodeInvalid, Message: "the stream was ended: " + err.Error(), Err: err}
+	}
+	st.cancel(err)
 	for {
 		if _, _, err := st.conn.Read(context.Background()); err != nil {
 			return
@@ -282,9 +301,9 @@ func (st *stream) pingLoop() {
 // finish sends how it ended, once, closes the socket and waits for the
 // goroutines. last is nil if err is not.
 func (st *stream) finish(last *frame.Frame, err error) {
-	if err = st.c.outcome(err); err == nil && st.ctx.Err() != nil {
+	if err = st.c.outcome(err); st.ctx.Err() != nil {
 		if own := ended(st.ctx); own != nil && own != errLeft {
-			err = own
+			err = own // and not what follows from it
 		}
 	}
 	code := websocket.StatusNormalClosure

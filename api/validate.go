@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"mime"
 	"net/http"
@@ -251,20 +250,16 @@ func (c *call) readJSON() ([]byte, error) {
 	if c.r.ContentLength > limit {
 		return nil, tooLarge(limit)
 	}
-	var b bytes.Buffer
-	if c.r.ContentLength > 0 {
-		b.Grow(int(min(c.r.ContentLength, 64<<10)) + bytes.MinRead)
-	}
-	n, err := b.ReadFrom(io.LimitReader(c.body(c.s.cfg.JSONIdle), limit+1))
+	raw, err := c.readHeld(c.body(c.s.cfg.JSONIdle), limit)
 	switch {
-	case n > limit:
+	case err == errTooMuch:
 		return nil, tooLarge(limit)
 	case err != nil:
 		return nil, c.readError(err)
-	case n == 0:
+	case len(raw) == 0:
 		return nil, boxed.Errorf(boxed.CodeInvalid, "this call needs a JSON body")
 	}
-	return b.Bytes(), c.stillValid()
+	return raw, c.stillValid()
 }
 
 // stillValid refuses a key that was revoked while the body came: whoever holds

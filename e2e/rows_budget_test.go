@@ -24,7 +24,7 @@ const nodeBudget = 256
 // without an end. The node refuses what is too much, with a code that says so; it
 // stays within its budget, and serves a bystander as before.
 func TestManySandboxesCannotTakeTheNodesMemory(t *testing.T) {
-	t.Skip("not kept yet: what the HTTP server holds (input, collected output, half requests) has bounds per request and none for all")
+	alone(t)
 	n := startBareNode(t)
 	ids := n.fleet(t, 10, 0.6)
 	p := n.bystander(n.create(boxed.Spec{Limits: boxed.Limits{MemoryBytes: 128 * boxed.MiB}}).ID)

@@ -71,7 +71,7 @@ const (
 	lookEvery     = 5 * time.Second  // at the engine, for containers that ended unseen
 	lookPause     = time.Second      // between looks at the engine while recovering
 	missingLooks  = 3                // looks in a row before a container counts as vanished
-	sharedStreams = 1024             // of all links, beyond what each may have anyway: 256 MiB if all are filled
+	sharedStreams = 512              // of all links, beyond what each may have anyway: 128 MiB if all are filled
 	stepLimit     = 60 * time.Second // for one step of create or destroy
 	endLimit      = 2 * time.Second  // for an agent to exit, and every process with it
 	linkLook      = time.Second      // between looks whether a container that does not connect still runs

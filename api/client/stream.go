@@ -352,9 +352,13 @@ func (s *stream) writeLoop() {
 	}
 }
 
+// inputWindow is how much input is on the way or waits for the program, in
+// bytes. It is less than a server must take, which holds it.
+const inputWindow = 256 << 10
+
 // readStdin sends the caller's input, never more than the server has room for.
 func (s *stream) readStdin() {
-	room := int64(frame.StdinWindow)
+	room := int64(inputWindow)
 	buf := make([]byte, frame.DataSize)
 	send := func(data []byte) bool {
 		done := make(chan struct{})

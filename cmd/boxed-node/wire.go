@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -289,11 +290,18 @@ func openKeys(cfg *Loaded, db *store.Store, id ed25519.PrivateKey, log *slog.Log
 // adminOwner is whose sandboxes the configuration's key makes.
 const adminOwner = "admin"
 
+// memoryGoal is from when on garbage is collected more often, in bytes: what the
+// budgets of streams and requests allow is held twice otherwise.
+const memoryGoal = 256 << 20
+
 // run is the command that runs the node.
 func (p *program) run(ctx *cli.Context) error {
 	cfg, err := p.load(ctx)
 	if err != nil {
 		return err
+	}
+	if p.getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryGoal)
 	}
 	level := &slog.LevelVar{}
 	log := newLogger(cfg.Config, p.stderr, level)
