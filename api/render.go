@@ -1,5 +1,7 @@
 package api
 
+//go:generate go test . -run TestPages -update
+
 import (
 	"bytes"
 	"encoding/json"

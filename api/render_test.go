@@ -34,7 +34,7 @@ func TestPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("run go test ./api -run TestPages -update\n%s", diff)
+			t.Errorf("run make docs\n%s", diff)
 		}
 	})
 	t.Run("the page needs nothing from elsewhere", func(t *testing.T) {
