@@ -112,7 +112,7 @@ func (h *Host) track(raw net.Conn) (*conn, bool) {
 
 // Listen makes the socket and accepts the guest. Close ends it.
 func Listen(cfg HostConfig) (*Host, error) {
-	listener, err := listenUnix(cfg.Dir, cfg.Socket)
+	listener, err := ListenUnix(cfg.Dir, cfg.Socket)
 	if err != nil {
 		return nil, err
 	}
@@ -127,10 +127,10 @@ func Listen(cfg HostConfig) (*Host, error) {
 	return h, nil
 }
 
-// listenUnix binds dir/name with mode 0600, whatever the length of the path: a
+// ListenUnix binds dir/name with mode 0600, whatever the length of the path: a
 // socket's address holds 107 bytes, so it is bound through the directory's
 // descriptor.
-func listenUnix(dir, name string) (*net.UnixListener, error) {
+func ListenUnix(dir, name string) (*net.UnixListener, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err

@@ -284,7 +284,9 @@ func (m *Manager) removeStrayDirs() {
 
 // watch hears from the engine of containers that ended.
 func (m *Manager) watch(ctx context.Context) {
+	said := "" // not each second, while an engine is down
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := m.cfg.Driver.Watch(ctx, func(container string) {
 			for _, b := range m.alive() {
 				if b.record().ContainerID == container {
@@ -292,8 +294,9 @@ func (m *Manager) watch(ctx context.Context) {
 				}
 			}
 		})
-		if ctx.Err() == nil {
+		if text := fmt.Sprint(err); ctx.Err() == nil && (text != said || time.Since(began) > time.Minute) {
 			m.log.Warn("the engine's events broke off", "err", err)
+			said = text
 		}
 		select {
 		case <-ctx.Done():

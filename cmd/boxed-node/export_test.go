@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/ed25519"
 	"crypto/tls"
+	"io"
 	"io/fs"
 	"log/slog"
 	"time"
@@ -45,3 +46,10 @@ func OpenCertificate(c *Config, now func() time.Time) (config *tls.Config, finge
 }
 
 func Fingerprint(der []byte) string { return fingerprint(der) }
+
+// NewLogger is a node's log in one format, at the level of errors.
+func NewLogger(format string, w io.Writer) *slog.Logger {
+	c := &Config{}
+	c.Log.Format = format
+	return newLogger(c, w, nil)
+}

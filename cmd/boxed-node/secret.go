@@ -92,10 +92,15 @@ func newIdentity(path string) (ed25519.PrivateKey, error) {
 }
 
 // writeNew makes a file, whole or not at all, readable by nobody else in
-// between, and on the disk when it returns.
+// between, and on the disk when it returns. What a crash leaves of it has a name
+// that the next attempt uses again.
 func writeNew(path string, content []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // 0600
+	temp := filepath.Join(dir, "."+filepath.Base(path)+".new")
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

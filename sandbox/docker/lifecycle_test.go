@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -482,5 +483,17 @@ func TestUnknownRuntime(t *testing.T) {
 	_, err := d.Create(t.Context(), box)
 	if e := boxed.AsError(err); e.Code != boxed.CodeUnavailable || e.Field() != "runtime" {
 		t.Errorf("%v", err)
+	}
+}
+
+// A socket's address holds 107 bytes; a data directory may be deeper than that.
+func TestALongDataDirectory(t *testing.T) {
+	d := newDriver(t, func(c *docker.Config) {
+		c.DataDir = filepath.Join(c.DataDir, strings.Repeat("d", 100), strings.Repeat("e", 100))
+	})
+	empty(t, d)
+	info, err := d.Info(t.Context())
+	if err != nil || info.Default == "" {
+		t.Errorf("%+v, %v", info, err)
 	}
 }

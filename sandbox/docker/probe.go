@@ -21,6 +21,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
 	"github.com/boxed-mesh/boxed/sandbox"
 )
 
@@ -282,7 +283,7 @@ func (d *Driver) probeMount() (net.Listener, string, error) {
 		os.RemoveAll(dir)
 		return nil, "", fmt.Errorf("make probe directory: %w", err)
 	}
-	listener, err := net.Listen("unix", filepath.Join(dir, sandbox.SocketName))
+	listener, err := agent.ListenUnix(dir, sandbox.SocketName)
 	if err != nil {
 		os.RemoveAll(dir)
 		return nil, "", fmt.Errorf("listen for the probe: %w", err)
