@@ -149,6 +149,7 @@ func (e *guestExec) drainOne(i int, out Output, frame []byte) bool {
 
 func (e *guestExec) finish(status WaitStatus) {
 	e.closeStdin()
+	e.proc.Release() // before anybody hears of the end
 	e.mu.Lock()
 	exit := &Exit{
 		Reason: ExitExited, Code: status.Code, Signal: status.Signal,
@@ -169,7 +170,6 @@ func (e *guestExec) finish(status WaitStatus) {
 	}
 	e.changed.Broadcast()
 	e.mu.Unlock()
-	e.proc.Release()
 }
 
 // pump moves one output into its ring until its end. After the leader's exit

@@ -142,6 +142,8 @@ type ExecStart struct {
 	Detached  bool     `json:"detached,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	MaxOutput int64    `json:"max_output,omitempty"`
+	// Rushed: others wait for the cores, so nothing is got ready for the next exec.
+	Rushed bool `json:"rushed,omitempty"`
 }
 
 // ExecInfo describes an exec.

@@ -42,7 +42,7 @@ func execs(ctx context.Context, r *rig, s *sheet) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			time.Sleep(settle)
+			pause(ctx, rest)
 			for _, t := range ways[at].block(ctx) {
 				if round >= 0 {
 					s.add(round, ways[at].name, t.err, t.values...)
@@ -67,10 +67,7 @@ func execs(ctx context.Context, r *rig, s *sheet) error {
 // What a system cleans up after its last exec is not to be counted to the next
 // system: a block of trials begins after a pause, and with a trial that is not
 // counted.
-const (
-	blockSize = 5
-	settle    = 50 * time.Millisecond
-)
+const blockSize = 5
 
 type execTrial struct {
 	values []float64

@@ -30,6 +30,7 @@ type box struct {
 	made    boxed.Limits       // what its container was made with
 	cancel  context.CancelFunc // ends the make that is under way; nil without one
 	created sync.Once          // its owner has been told of it
+	rushing *rushing           // nil but between its claim and its first exec
 
 	terminals terminals
 

@@ -99,7 +99,7 @@ func (b *box) clearOnce(ctx context.Context) error {
 // or removing a container takes a core for 100 ms.
 const (
 	calmAfter = 200 * time.Millisecond
-	calmMost  = 500 * time.Millisecond
+	calmMost  = time.Second
 )
 
 // calm waits until no claim was made for a moment, within bounds. It reports

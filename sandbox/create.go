@@ -66,6 +66,7 @@ func (m *Manager) Create(ctx context.Context, owner string, spec boxed.Spec, adm
 		return nil, err
 	}
 	if b != nil {
+		b.begin(ctx)
 		if err = b.hand(ctx, spec); err != nil && b.died() { // which is no fault of the caller's
 			b, miss = nil, missDied
 		}

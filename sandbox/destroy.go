@@ -117,6 +117,8 @@ func (b *box) stepEnd(ctx context.Context) error {
 	if host == nil || paused || b.died() || !host.Linked() { // there is nobody to ask
 		return nil
 	}
+	b.firstExec()() // there will be none
+	b.m.afterRush(ctx)
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
 	if err := host.End(ctx); err != nil && !errors.Is(err, agent.ErrClosed) && ctx.Err() == nil {

@@ -32,6 +32,8 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 	defer func() { stop() }()
 	look, stdin := b.watch(ctx, host, start.ID, req.Stdin)
 	defer look.leave()
+	ended := b.firstExec()
+	start.Rushed = m.rush.busy()
 	exit, err := host.Exec(ctx, start, agent.Streams{
 		Stdin: stdin, Stdout: req.Stdout, Stderr: req.Stderr,
 		Started: func(agent.ExecInfo) {
@@ -45,6 +47,7 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 		},
 		Gap: func(_ bool, n int64) { missing += n },
 	})
+	ended()
 	if !began {
 		return lost(""), b.execError(err)
 	}

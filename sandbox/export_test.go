@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -126,3 +127,6 @@ func (m *Manager) Clearing() int {
 	defer m.mu.Unlock()
 	return m.clearing
 }
+
+// RushSlots is how many sandboxes come to their first result at once.
+func RushSlots() int { return rushEach * runtime.NumCPU() }

@@ -89,6 +89,7 @@ type Manager struct {
 	lookPause   time.Duration
 	stop        chan struct{} // closed by detach
 	making      queue
+	rush        queue
 	streams     *agent.Budget // of all sandboxes' links together
 	clearSlots  chan struct{}
 
@@ -145,7 +146,7 @@ func New(cfg Config) (*Manager, error) {
 		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
 		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
-		streams: agent.NewBudget(sharedStreams), making: queue{free: cfg.Making}, clearSlots: make(chan struct{}, cfg.Refill),
+		streams: agent.NewBudget(sharedStreams), making: queue{free: cfg.Making}, rush: queue{free: rushEach * runtime.NumCPU()}, clearSlots: make(chan struct{}, cfg.Refill),
 	}
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}

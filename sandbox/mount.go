@@ -3,10 +3,12 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/agent"
 )
 
 // makeMount fills the directory that a sandbox sees at GuestDir. Its files are
@@ -31,3 +33,6 @@ func makeMount(dir string, id boxed.ID, uid int) error {
 	}
 	return os.Chmod(dir, 0o711) // whatever the umask
 }
+
+// ListenSocket binds the agent's socket in a Box.Mount, however deep that lies.
+func ListenSocket(dir string) (*net.UnixListener, error) { return agent.ListenUnix(dir, SocketName) }

@@ -108,7 +108,7 @@ func (r *ready) take(start *agent.ExecStart) *interpreter {
 		time.AfterFunc(readyStale, func() { r.end(w) })
 	}
 	r.last = nil
-	if start.Language == "python" && !start.TTY && !start.Stdin {
+	if start.Language == "python" && !start.TTY && !start.Stdin && !start.Rushed {
 		r.last = &agent.ReadyConfig{Language: start.Language, Env: start.Env, Dir: start.Dir}
 	}
 	if !fits {

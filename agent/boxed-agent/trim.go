@@ -26,6 +26,7 @@ type trimmer struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	used  bool // something was run
 }
 
 // start begins the first wait.
@@ -40,6 +41,7 @@ func (t *trimmer) busy() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer.Reset(trimAfter)
+	t.used = true
 }
 
 // trim collects garbage, which stops the world, and that waits for a thread that
@@ -50,7 +52,12 @@ func (t *trimmer) trim() {
 		return
 	}
 	defer t.forker.mu.Unlock()
-	debug.FreeOSMemory()
+	t.mu.Lock()
+	used := t.used
+	t.mu.Unlock()
+	if used { // else there is no garbage, and to look for it would take memory
+		debug.FreeOSMemory()
+	}
 	dropProgram()
 }
 

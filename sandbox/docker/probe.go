@@ -21,7 +21,6 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/boxed-mesh/boxed"
-	"github.com/boxed-mesh/boxed/agent"
 	"github.com/boxed-mesh/boxed/sandbox"
 )
 
@@ -283,7 +282,7 @@ func (d *Driver) probeMount() (net.Listener, string, error) {
 		os.RemoveAll(dir)
 		return nil, "", fmt.Errorf("make probe directory: %w", err)
 	}
-	listener, err := agent.ListenUnix(dir, sandbox.SocketName)
+	listener, err := sandbox.ListenSocket(dir)
 	if err != nil {
 		os.RemoveAll(dir)
 		return nil, "", fmt.Errorf("listen for the probe: %w", err)
