@@ -14,7 +14,7 @@ var lifecycleColumns = []string{"create_ms", "exec_ms", "destroy_ms", "total_ms"
 
 // rest is between any two trials: what the kernel does behind (a network
 // namespace that goes, pages that are freed) is over by then.
-const rest = 100 * time.Millisecond
+const rest = 300 * time.Millisecond
 
 // lifecycle takes every system from nothing to the first result of python and
 // back, as its caller sees it.
@@ -33,7 +33,7 @@ func lifecycle(ctx context.Context, r *rig, s *sheet) error {
 		n.life(boxedCold, cold(), wantCold), n.life(boxedWarm, boxed.Spec{}, wantWarm),
 	}
 	before := func() error { return n.settle(ctx, trialLimit) }
-	if err := r.rounds(ctx, s, systems, before, r.trials(60, 15, 8), r.count(3, 2, 1)); err != nil {
+	if err := r.rounds(ctx, s, systems, before, r.trials(100, 15, 8), r.count(3, 2, 1)); err != nil {
 		return err
 	}
 	for _, system := range s.systems() {
