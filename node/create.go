@@ -20,7 +20,7 @@ func (n *Node) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox, err
 	if err != nil {
 		return nil, err
 	}
-	info, engineErr := n.engine(ctx)
+	info, engineErr := n.lately(ctx)
 	ask := scheduler.Ask{Limits: spec.Limits, Runtime: spec.Runtime, Node: spec.Node}
 	used, _ := n.cfg.Manager.Used()
 	// The choice among nodes, of which there is one. What it is judged by again

@@ -118,7 +118,26 @@ func (n *Node) Drain() { n.draining.Store(true) }
 const (
 	engineFresh   = 2 * time.Second
 	enginePatient = 900 * time.Millisecond
+	engineLately  = 10 * time.Minute // to place a sandbox by, while it is asked anew
 )
+
+// lately describes the engine without waiting for it, if it was well not long
+// ago: it takes longer to answer than to claim a warm sandbox, which does not need
+// it. What does need it finds out what has changed.
+func (n *Node) lately(ctx context.Context) (sandbox.Info, error) {
+	n.mu.Lock()
+	age := n.cfg.Now().Sub(n.asked)
+	if n.asked.IsZero() || n.err != nil || age > engineLately {
+		n.mu.Unlock()
+		return n.engine(ctx)
+	}
+	defer n.mu.Unlock()
+	if age >= engineFresh && n.asking == nil {
+		n.asking = make(chan struct{})
+		go n.ask(n.asking)
+	}
+	return n.info, nil
+}
 
 // engine describes the engine. Many ask; one asks the engine.
 func (n *Node) engine(ctx context.Context) (sandbox.Info, error) {
