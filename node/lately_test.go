@@ -29,7 +29,7 @@ func TestAPlaceIsFoundWithoutWaitingForTheEngine(t *testing.T) {
 		return ctx.Err()
 	})
 	defer close(release)
-	passed.Add(int64(5 * time.Second))
+	passed.Add(int64(2 * time.Minute))
 	// What follows the placing asks the driver too, and is told to by its context.
 	ctx, cancel := context.WithCancel(ann)
 	go func() {

@@ -118,7 +118,8 @@ func (n *Node) Drain() { n.draining.Store(true) }
 const (
 	engineFresh   = 2 * time.Second
 	enginePatient = 900 * time.Millisecond
-	engineLately  = 10 * time.Minute // to place a sandbox by, while it is asked anew
+	engineLately  = 10 * time.Minute // to place a sandbox by
+	engineAgain   = time.Minute      // from then on it is asked anew meanwhile, which takes a core for 20 ms
 )
 
 // lately describes the engine without waiting for it, if it was well not long
@@ -132,7 +133,7 @@ func (n *Node) lately(ctx context.Context) (sandbox.Info, error) {
 		return n.engine(ctx)
 	}
 	defer n.mu.Unlock()
-	if age >= engineFresh && n.asking == nil {
+	if age >= engineAgain && n.asking == nil {
 		n.asking = make(chan struct{})
 		go n.ask(n.asking)
 	}
