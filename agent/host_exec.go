@@ -215,12 +215,12 @@ func (f *follower) release() {
 // feed copies stdin to the guest until its end. It may outlive the exec, for as
 // long as a Read of the caller's reader blocks.
 func (f *follower) feed(conn net.Conn) {
-	buf := make([]byte, 5+ChunkSize)
+	buf := make([]byte, frameHead+ChunkSize)
 	for {
-		n, err := f.streams.Stdin.Read(buf[5:])
+		n, err := f.streams.Stdin.Read(buf[frameHead:])
 		if n > 0 {
 			putFrameHead(buf, frameStdin, n)
-			if _, werr := conn.Write(buf[:5+n]); werr != nil {
+			if _, werr := conn.Write(buf[:frameHead+n]); werr != nil {
 				if errors.Is(werr, yamux.ErrConnectionWriteTimeout) {
 					breakOff(conn) // the stream lives on, with a hole in its input
 				}

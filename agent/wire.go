@@ -310,9 +310,9 @@ const (
 
 // writeFrame sends one frame with a single Write.
 func writeFrame(w io.Writer, typ byte, payload []byte) error {
-	buf := make([]byte, 5+len(payload))
+	buf := make([]byte, frameHead+len(payload))
 	putFrameHead(buf, typ, len(payload))
-	copy(buf[5:], payload)
+	copy(buf[frameHead:], payload)
 	_, err := w.Write(buf)
 	return err
 }
@@ -327,7 +327,7 @@ func putFrameHead(buf []byte, typ byte, n int) {
 
 // readFrame reads one frame into buf, which grows to at most maxFrame.
 func readFrame(r *bufio.Reader, buf []byte) (typ byte, payload, grown []byte, err error) {
-	var head [5]byte
+	var head [frameHead]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, buf, err
 	}
