@@ -55,6 +55,11 @@ ifeq ($(PKGS)$(TESTFLAGS),./...)
 	@BOXED_ALONE=1 scripts/gotest -run '$(ALONE)' ./e2e
 endif
 
+.PHONY: e2e
+e2e: ## the part of `make test` with real programs, sandboxes, networks and a tailnet
+	@scripts/setup
+	@scripts/gotest $(TESTFLAGS) ./e2e
+
 .PHONY: check
 check: ## formatting, vet, staticcheck, known vulnerabilities, go.mod, other platforms, scripts
 	@scripts/check
@@ -101,7 +106,7 @@ uninstall: ## removes what `make install` installed; data and images stay
 
 .PHONY: clean
 clean: ## removes what `make build` made
-	rm -rf bin cmd/boxed-node/bin/boxed-agent-*
+	rm -rf bin cmd/boxed-node/bin/boxed-agent-* cmd/boxed-node/bin/boxed-tools-*
 
 .PHONY: purge
 purge: ## removes what `make up` made: node, data, images, packages, context; nothing else

@@ -105,15 +105,26 @@ func (c *Clock) Next(now time.Time) Stamp {
 }
 
 // Observe takes note of another's stamp, unless it lies more than
-// [MaxClockSkew] ahead of now; it reports whether it did.
+// [MaxClockSkew] ahead of now and of all that this clock saw; it reports whether
+// it did. So a machine whose clock was set back can still write.
 func (c *Clock) Observe(s Stamp, now time.Time) bool {
-	if s.WallMS > now.Add(MaxClockSkew).UnixMilli() {
-		return false
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if s.WallMS > max(now.Add(MaxClockSkew).UnixMilli(), c.last.WallMS) {
+		return false
+	}
 	if c.last.Before(s) {
 		c.last = s
 	}
 	return true
+}
+
+// SetRight forgets stamps that lie more than [MaxClockSkew] ahead of now: those of
+// a time when the machine's clock was wrong.
+func (c *Clock) SetRight(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last.WallMS > now.Add(MaxClockSkew).UnixMilli() {
+		c.last = Stamp{WallMS: now.UnixMilli()}
+	}
 }

@@ -17,8 +17,17 @@ const (
 	EventFailed   EventType = "sandbox.failed"
 	EventExec     EventType = "exec.started"
 	EventExecEnd  EventType = "exec.ended"
+	EventSSH      EventType = "ssh.started" // a session over SSH; Message says what and from where
+	EventSSHEnd   EventType = "ssh.ended"
 	EventImage    EventType = "image.pull" // progress of a pull
 	EventNodeWarn EventType = "node.warning"
+
+	// What a node sees of the others, and what an operator does with it.
+	EventNodeUp       EventType = "node.up"
+	EventNodeSilent   EventType = "node.silent"
+	EventNodeStopped  EventType = "node.stopped"
+	EventNodeCordoned EventType = "node.cordoned" // Message says by whom
+	EventNodeDrained  EventType = "node.drained"  // nothing is left on it
 )
 
 // Cursor is a place in the stream of events. It is opaque; "" is now, and

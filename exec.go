@@ -12,16 +12,20 @@ import (
 // not nil (nil is /dev/null in the sandbox); Stdout and Stderr may be nil, which
 // discards. They are written by one goroutine each and must not block for ever.
 type ExecRequest struct {
-	Args      []string          `json:"args,omitempty"`         // argv, byte for byte; at least one
-	Language  string            `json:"language,omitempty"`     // python, javascript or bash
-	Code      string            `json:"code,omitempty"`         // at most MaxCodeBytes
-	Env       map[string]string `json:"env,omitempty"`          // added to the sandbox's
-	Dir       string            `json:"dir,omitempty"`          // absolute, or relative to the sandbox's; must exist
-	TTY       bool              `json:"tty,omitempty"`          // one stream, on a terminal
-	Size      Size              `json:"size,omitzero"`          // of the terminal; 0 means 80×24
-	OpenStdin bool              `json:"stdin,omitempty"`        // keep stdin open for a detached exec or a stream
-	Timeout   Duration          `json:"timeout,omitempty"`      // ends the whole tree; 0 means none (10 min for one JSON call)
-	MaxOutput int64             `json:"output_limit,omitempty"` // bytes of both streams after which it is ended; 0 means none
+	Args      []string          `json:"args,omitempty"`     // argv, byte for byte; at least one
+	Language  string            `json:"language,omitempty"` // python, javascript or bash
+	Code      string            `json:"code,omitempty"`     // at most MaxCodeBytes
+	Env       map[string]string `json:"env,omitempty"`      // added to the sandbox's
+	Dir       string            `json:"dir,omitempty"`      // absolute, or relative to the sandbox's; must exist
+	TTY       bool              `json:"tty,omitempty"`      // one stream, on a terminal
+	Size      Size              `json:"size,omitzero"`      // of the terminal; 0 means 80×24
+	OpenStdin bool              `json:"stdin,omitempty"`    // keep stdin open for a detached exec or a stream
+	Timeout   Duration          `json:"timeout,omitempty"`  // ends the whole tree; 0 means none (10 min for one JSON call)
+	// Linger ends a detached exec that nobody has been attached to for that long; 0
+	// means never. While somebody is attached, its output waits for the fastest reader,
+	// where else the oldest is lost. At most MaxLinger.
+	Linger    Duration `json:"linger,omitempty"`
+	MaxOutput int64    `json:"output_limit,omitempty"` // bytes of both streams after which it is ended; 0 means none
 
 	Stdin   io.Reader     `json:"-"`
 	Stdout  io.Writer     `json:"-"`
@@ -44,6 +48,14 @@ const CollectedOutput = 1 * MiB
 // OutputRing is how much of each stream's end the agent keeps, in bytes, for
 // readers that come late or come back.
 const OutputRing = 1 * MiB
+
+// MaxLinger bounds ExecRequest.Linger; the shortest is a second.
+const MaxLinger = Duration(24 * time.Hour)
+
+// ToolsPath is a program that every sandbox has. With the one argument "sftp-server" it
+// speaks SFTP (version 3) on its standard input and output, with the rights of the
+// sandbox's user.
+const ToolsPath = "/run/boxed/tools"
 
 // DefaultExecTimeout ends an exec of one JSON call that names no timeout.
 const DefaultExecTimeout = Duration(10 * time.Minute)
@@ -89,6 +101,8 @@ type Exec struct {
 	TTY       bool        `json:"tty,omitempty"`
 	Detached  bool        `json:"detached"`
 	Running   bool        `json:"running"`
+	Viewers   int         `json:"viewers,omitempty"`   // who is attached at this moment
+	Linger    Duration    `json:"linger,omitempty"`    // as asked for
 	PID       int         `json:"pid,omitempty"`       // inside the sandbox
 	Processes int         `json:"processes,omitempty"` // of its tree that still live
 	StartedAt time.Time   `json:"started_at"`
@@ -114,6 +128,17 @@ type AttachRequest struct {
 
 // Languages of ExecRequest.Language.
 var languages = []string{"python", "javascript", "bash"}
+
+// interpreters start each language as people talk to it.
+var interpreters = map[string][][]string{
+	"python":     {{"python3", "-i", "-q", "-u"}, {"python", "-i", "-u"}},
+	"javascript": {{"node", "-i"}, {"nodejs", "-i"}},
+	"bash":       {{"bash", "-i"}, {"sh", "-i"}},
+}
+
+// Interpreters are the programs that are a language's own prompt, the first of them that
+// a sandbox has. language is one of Languages; for others there are none.
+func Interpreters(language string) [][]string { return interpreters[language] }
 
 // Languages lists what ExecRequest.Language may be.
 func Languages() []string { return append([]string(nil), languages...) }

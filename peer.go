@@ -19,6 +19,10 @@ type Principal struct {
 	Owner string // whose sandboxes
 	Role  Role
 	Key   string // ID of the API key, "" for other identities
+	// Sandboxes and MemoryBytes are what a tailnet's policy grants at most, living and
+	// in all; 0 is no bound but the owner's quota.
+	Sandboxes   int
+	MemoryBytes int64
 }
 
 // Admin reports whether p administers.
@@ -50,6 +54,34 @@ func WithRequestID(ctx context.Context, id string) context.Context {
 // RequestIDFrom is the request's ID, or "".
 func RequestIDFrom(ctx context.Context) string {
 	id, _ := ctx.Value(requestIDKey{}).(string)
+	return id
+}
+
+type credentialKey struct{}
+
+// WithCredential carries the API key that a caller showed, for the one use of
+// showing it again to the node that owns a sandbox. It is never logged or kept.
+func WithCredential(ctx context.Context, secret string) context.Context {
+	return context.WithValue(ctx, credentialKey{}, secret)
+}
+
+// CredentialFrom is the API key that the caller showed, or "".
+func CredentialFrom(ctx context.Context) string {
+	s, _ := ctx.Value(credentialKey{}).(string)
+	return s
+}
+
+type hopKey struct{}
+
+// WithHop says that another node passed the call on. Such a call is served here
+// or nowhere.
+func WithHop(ctx context.Context, from NodeID) context.Context {
+	return context.WithValue(ctx, hopKey{}, from)
+}
+
+// HopFrom is the node that passed the call on, or "".
+func HopFrom(ctx context.Context) NodeID {
+	id, _ := ctx.Value(hopKey{}).(NodeID)
 	return id
 }
 
@@ -106,6 +138,11 @@ type NodeInfo struct {
 	WarmHits   int64            `json:"warm_hits"`
 	WarmMisses map[string]int64 `json:"warm_misses"` // by reason
 	StartedAt  time.Time        `json:"started_at"`
+
+	Cordoned bool              `json:"cordoned,omitempty"`
+	Drain    *Drain            `json:"drain,omitempty"` // an operator empties it
+	Place    PlaceRule         `json:"place,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
 }
 
 // Capacity is what a node can promise, or has promised.

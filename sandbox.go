@@ -1,6 +1,11 @@
 package boxed
 
-import "time"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
 
 // State is where a sandbox is in its life.
 type State string
@@ -37,6 +42,7 @@ const (
 	EndHostRestarted EndReason = "host_restarted" // the machine was restarted
 	EndVanished      EndReason = "vanished"       // its container was removed by somebody else
 	EndSockets       EndReason = "sockets"        // it held more TCP connections than its host can bear
+	EndDrained       EndReason = "drained"        // an operator emptied its node
 )
 
 // Limits bound what one sandbox uses. Zero means the template's or the node's
@@ -173,7 +179,36 @@ type Spec struct {
 	Egress      *Egress           `json:"egress,omitempty"`
 	Workspace   *Workspace        `json:"workspace,omitempty"`
 	Node        NodeID            `json:"node,omitempty"` // pins the sandbox; a pinned create admits and does not schedule
+	Placement   *Placement        `json:"placement,omitempty"`
+	// IdempotencyKey makes a create that is sent again answer with the sandbox that
+	// was made the first time. Each of a caller's keys is good for 24 hours; a UUID of
+	// version 7 is best, since nodes that fell silent before it was made cannot know it.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	// SpecHash is that of the spec as it was asked for. The node fills it in.
+	SpecHash string `json:"-"`
 }
+
+// Hash tells two specs apart, but for where they are placed and by which key.
+func (s Spec) Hash() string {
+	s.Node, s.IdempotencyKey = "", ""
+	raw, err := json.Marshal(s)
+	if err != nil {
+		return "" // strings, numbers and bytes can always be encoded
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:16])
+}
+
+// Placement says which nodes may hold a sandbox. All of it must hold.
+type Placement struct {
+	NodeLabels map[string]string `json:"node_labels,omitempty"` // the node has all of them
+	Isolation  string            `json:"isolation,omitempty"`   // container, gvisor or vm: at least that
+	Near       []ID              `json:"near,omitempty"`        // on the node of one of these sandboxes
+	Apart      []ID              `json:"apart,omitempty"`       // on the node of none of these
+}
+
+// MaxPlacement bounds the sandboxes that a Placement names.
+const MaxPlacement = 64
 
 // Defaults of a node's configuration that others name too.
 const (
@@ -209,6 +244,8 @@ type Sandbox struct {
 	TTL         Duration          `json:"ttl"`
 	IdleTimeout Duration          `json:"idle_timeout,omitempty"`
 	Warm        bool              `json:"warm"` // it came out of the pool
+	// IdempotencyKey is the one that it was made under.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	// QueuePlace is where it stands among those that wait to be made; 1 is the next, 0 none.
 	QueuePlace int       `json:"queue_place,omitempty"`
 	WarmMiss   string    `json:"warm_miss,omitempty"` // why it did not
@@ -241,8 +278,9 @@ type Filter struct {
 // List is one page of sandboxes, newest first.
 type List struct {
 	Sandboxes []Sandbox `json:"sandboxes"`
-	Next      string    `json:"next,omitempty"`    // cursor of the next page; "" at the end
-	Missing   []NodeID  `json:"missing,omitempty"` // nodes that did not answer
+	Next      string    `json:"next,omitempty"` // cursor of the next page; "" at the end
+	// Incomplete are nodes that did not answer: what they hold is not in the list.
+	Incomplete []NodeID `json:"incomplete,omitempty"`
 }
 
 // Stats is what a sandbox uses now.

@@ -100,6 +100,28 @@ type Nodes interface {
 	NodeInfo(ctx context.Context) (*NodeInfo, error)
 }
 
+// Fleet is the nodes of the mesh. A node is named by its ID, or where that is
+// not ambiguous by its name or a prefix of the ID.
+type Fleet interface {
+	// ListNodes are the nodes that there are, those that are silent too.
+	ListNodes(ctx context.Context) (NodeList, error)
+	// GetNode describes one node, by its own word.
+	GetNode(ctx context.Context, ref string) (*NodeInfo, error)
+	// CordonNode keeps new sandboxes away from a node, or lets them in again, which
+	// also ends a drain. Only admins may.
+	CordonNode(ctx context.Context, ref string, on bool) (*NodeInfo, error)
+	// DrainNode cordons a node and ends the sandboxes that are left after a time,
+	// with the reason drained. It returns at once; NodeInfo.Drain says what it waits
+	// for. Only admins may.
+	DrainNode(ctx context.Context, ref string, within Duration) (*NodeInfo, error)
+	// Explain says where a sandbox would be placed now, and why not elsewhere.
+	Explain(ctx context.Context, spec Spec) (*Explanation, error)
+	// Claim is for nodes only: one that makes a sandbox under an idempotency key of
+	// the caller's tells the others, which answer with the sandbox if they have it
+	// (else nil). With done it says that it is over.
+	Claim(ctx context.Context, idempotencyKey string, done bool) (*Sandbox, error)
+}
+
 // API is all of it, as one node's front doors serve it.
 type API interface {
 	Service
@@ -108,4 +130,5 @@ type API interface {
 	Files
 	Ports
 	Nodes
+	Fleet
 }

@@ -64,6 +64,9 @@ func (e *guestExec) run() {
 	if ms := e.start.TimeoutMS; ms > 0 {
 		timer = time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { e.kill(ExitTimeout) })
 	}
+	if e.start.LingerMS > 0 {
+		go e.linger(time.Duration(e.start.LingerMS) * time.Millisecond)
+	}
 	var pumps sync.WaitGroup
 	begin := func() {
 		for i, out := range []Output{e.proc.Stdout(), e.proc.Stderr()} {
@@ -94,6 +97,27 @@ func (e *guestExec) run() {
 	}
 	pumps.Wait()
 	e.finish(status)
+}
+
+// linger ends the exec once nobody has been attached for so long. It counts steps and
+// does not read a clock: a sandbox that is paused does not use its time up.
+func (e *guestExec) linger(most time.Duration) {
+	step := min(most/16+1, 10*time.Second)
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	for alone := time.Duration(0); alone < most; {
+		select {
+		case <-e.exited:
+			return
+		case <-tick.C:
+		}
+		if e.inUse() {
+			alone = 0
+		} else {
+			alone += step
+		}
+	}
+	e.kill(ExitCanceled)
 }
 
 // quickFor is how long a program has to end before its output is looked at. Most
@@ -254,7 +278,7 @@ func (e *guestExec) keep(i int, frame []byte) bool {
 	defer e.mu.Unlock()
 	for len(frame) > frameHead {
 		n := len(frame) - frameHead
-		if !e.start.Detached {
+		if e.waitsForReaders() {
 			n = e.out[i].room(e.delivered[i], n)
 			if n == 0 {
 				if e.killed && e.owners == 0 {
@@ -269,6 +293,12 @@ func (e *guestExec) keep(i int, frame []byte) bool {
 		frame = frame[n:]
 	}
 	return true
+}
+
+// waitsForReaders reports whether output waits for somebody to take it, where else
+// the oldest is lost. The caller holds e.mu.
+func (e *guestExec) waitsForReaders() bool {
+	return !e.start.Detached || e.start.LingerMS > 0 && e.readers > 0
 }
 
 // sender is one reader's side of an exec. Its fields are guarded by the exec's mu.
@@ -367,7 +397,7 @@ func (e *guestExec) info(count bool) ExecInfo {
 	e.mu.Lock()
 	info := ExecInfo{
 		ID: e.start.ID, Language: e.start.Language, TTY: e.start.TTY, Detached: e.start.Detached,
-		Attached: e.readers, PID: e.proc.PID(), Started: e.started, Ended: e.ended, Exit: e.exit,
+		Attached: e.readers, LingerMS: e.start.LingerMS, PID: e.proc.PID(), Started: e.started, Ended: e.ended, Exit: e.exit,
 	}
 	e.mu.Unlock()
 	size := 0
@@ -399,6 +429,9 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 		e.delivered = [2]int64{min(a.Stdout, e.out[0].end), min(a.Stderr, e.out[1].end)}
 		e.changed.Broadcast()
 	}
+	if e.start.LingerMS > 0 { // what was lost while nobody was here is not waited for
+		e.delivered = [2]int64{max(e.delivered[0], e.out[0].start()), max(e.delivered[1], e.out[1].start())}
+	}
 	e.mu.Unlock()
 	answer.Info = e.info(false)
 	gone := false
@@ -407,8 +440,8 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 		e.readers--
 		if a.Own {
 			e.owners--
-			e.changed.Broadcast()
 		}
+		e.changed.Broadcast()
 		e.mu.Unlock()
 	}()
 	if err := respond(conn, answer, nil); err != nil {
@@ -497,9 +530,10 @@ func (e *guestExec) next(offset *[2]int64, first int, buf []byte) (i int, skippe
 	return 0, 0, 0
 }
 
-// advance lets the program write on once its owner has got what it wrote.
+// advance lets the program write on once its owner has got what it wrote; of one that
+// anybody may watch, once the fastest has.
 func (e *guestExec) advance(a Attach, i int, offset int64) {
-	if !a.Own || e.start.Detached {
+	if (!a.Own || e.start.Detached) && e.start.LingerMS == 0 {
 		return
 	}
 	e.mu.Lock()

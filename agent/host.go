@@ -65,17 +65,18 @@ type Host struct {
 	opening  chan struct{} // held while a stream is counted and opened
 	dialling chan struct{} // held while a guest dials a bulk connection
 
-	mu      sync.Mutex
-	known   bool
-	config  Config
-	session *yamux.Session
-	linked  chan struct{} // closed while session is alive; replaced when it is not
-	bulk    map[string]chan net.Conn
-	direct  *direct        // that no exec uses, or nil
-	conns   map[*conn]bool // all that are open, for Close
-	closed  bool
-	broken  bool
-	refused int // connections
+	mu                sync.Mutex
+	known             bool
+	config            Config
+	session           *yamux.Session
+	control, controls int           // which control connection it is, and how many were welcomed
+	linked            chan struct{} // closed while session is alive; replaced when it is not
+	bulk              map[string]chan net.Conn
+	direct            *direct        // that no exec uses, or nil
+	conns             map[*conn]bool // all that are open, for Close
+	closed            bool
+	broken            bool
+	refused           int // connections
 }
 
 // conn is a connection of the guest that Close closes.
@@ -233,7 +234,7 @@ func (h *Host) greet(conn net.Conn) error {
 	if err := readMessage(conn, maxHello, &hello); err != nil {
 		return fmt.Errorf("read hello: %w", err)
 	}
-	welcome, first := Welcome{Version: Version, Features: guestFeatures}, false
+	welcome, first, number := Welcome{Version: Version, Features: guestFeatures}, false, 0
 	h.mu.Lock()
 	proven := subtle.ConstantTimeCompare([]byte(hello.Secret), []byte(h.cfg.Secret)) == 1
 	switch {
@@ -252,6 +253,8 @@ func (h *Host) greet(conn net.Conn) error {
 			first = true
 		}
 		h.known = true
+		h.controls++
+		number = h.controls
 		config := h.config
 		welcome.Config = &config
 	}
@@ -274,7 +277,7 @@ func (h *Host) greet(conn net.Conn) error {
 	case hello.Bulk != "":
 		return h.takeBulk(hello.Bulk, conn)
 	}
-	return h.takeControl(conn)
+	return h.takeControl(conn, number)
 }
 
 func (h *Host) takeBulk(token string, conn net.Conn) error {
@@ -289,8 +292,10 @@ func (h *Host) takeBulk(token string, conn net.Conn) error {
 	return nil
 }
 
-// takeControl makes conn the control connection, in place of an earlier one.
-func (h *Host) takeControl(conn net.Conn) error {
+// takeControl makes conn the control connection, in place of an earlier one. The number
+// is which it is of those that were welcomed: one that is late is not put in the place of
+// the one that the guest dialled after it.
+func (h *Host) takeControl(conn net.Conn, number int) error {
 	session, err := yamux.Client(newGuard(conn, h.protocolBroken), muxConfig())
 	if err != nil {
 		return err
@@ -301,6 +306,12 @@ func (h *Host) takeControl(conn net.Conn) error {
 		session.Close()
 		return ErrClosed
 	}
+	if number < h.control {
+		h.mu.Unlock()
+		session.Close()
+		return errors.New("the guest has dialled again")
+	}
+	h.control = number
 	old := h.session
 	h.session = session
 	select {

@@ -64,17 +64,29 @@ func (h *Host) open(ctx context.Context) (net.Conn, error) {
 	}
 }
 
+// roomPatience is how long a call waits while as many as may be are open: those
+// that were left end a moment later, when the guest has said its part.
+const roomPatience = time.Second
+
 // openStream opens a stream. yamux would wait, past any context, for a guest
 // that acknowledges none of as many as its backlog.
 func (h *Host) openStream(ctx context.Context, session *yamux.Session) (net.Conn, error) {
+	patience := time.Now().Add(roomPatience)
 	select {
 	case h.opening <- struct{}{}:
 		defer func() { <-h.opening }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if session.NumStreams() >= hostStreams-1 {
-		return nil, &Error{Code: ErrExhausted, Message: "too many calls wait for this sandbox's agent; try again when some have ended"}
+	for session.NumStreams() >= hostStreams-1 {
+		if time.Now().After(patience) {
+			return nil, &Error{Code: ErrExhausted, Message: "too many calls wait for this sandbox's agent; try again when some have ended"}
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	if h.cfg.Budget == nil || session.NumStreams() < streamFloor {
 		return session.OpenStream()

@@ -266,7 +266,7 @@ func (f *follower) again(ctx context.Context) error {
 			breakOff(*old)
 		}
 		if f.tries++; f.tries > maxAgain {
-			f.host.killSoon(f.at.ID)
+			f.giveUp()
 			return fmt.Errorf("%w: the exec's stream breaks again and again", ErrLost)
 		}
 		if old != nil && f.host.Linked() { // it was the guest who ended it
@@ -287,11 +287,19 @@ func (f *follower) again(ctx context.Context) error {
 		stop()
 		if f.feeding && (!f.stdinEnd.Load() || a.Stdin != f.stdinSent.Load()) {
 			conn.Close()
-			f.host.killSoon(f.at.ID)
+			f.giveUp()
 			return fmt.Errorf("%w while standard input was being sent", ErrLost)
 		}
 		f.use(conn)
 		return nil
+	}
+}
+
+// giveUp ends an exec that is the caller's and cannot be followed; another's, or one
+// that runs by itself, lives on.
+func (f *follower) giveUp() {
+	if f.kill {
+		f.host.killSoon(f.at.ID)
 	}
 }
 

@@ -129,19 +129,22 @@ const (
 
 // ExecStart asks for a program.
 type ExecStart struct {
-	ID        string   `json:"id"`             // chosen by the host
-	Argv      [][]byte `json:"argv,omitempty"` // byte for byte
-	Language  string   `json:"language,omitempty"`
-	Code      []byte   `json:"code,omitempty"`
-	Env       []string `json:"env,omitempty"` // KEY=value, complete
-	Dir       string   `json:"dir"`           // absolute
-	TTY       bool     `json:"tty,omitempty"`
-	Cols      uint16   `json:"cols,omitempty"`
-	Rows      uint16   `json:"rows,omitempty"`
-	Stdin     bool     `json:"stdin,omitempty"` // false: /dev/null
-	Detached  bool     `json:"detached,omitempty"`
-	TimeoutMS int64    `json:"timeout_ms,omitempty"`
-	MaxOutput int64    `json:"max_output,omitempty"`
+	ID       string   `json:"id"`             // chosen by the host
+	Argv     [][]byte `json:"argv,omitempty"` // byte for byte
+	Language string   `json:"language,omitempty"`
+	Code     []byte   `json:"code,omitempty"`
+	Env      []string `json:"env,omitempty"` // KEY=value, complete
+	Dir      string   `json:"dir"`           // absolute
+	TTY      bool     `json:"tty,omitempty"`
+	Cols     uint16   `json:"cols,omitempty"`
+	Rows     uint16   `json:"rows,omitempty"`
+	Stdin    bool     `json:"stdin,omitempty"` // false: /dev/null
+	Detached bool     `json:"detached,omitempty"`
+	// LingerMS ends a detached exec that nobody has been attached to for so long.
+	// While somebody is, it waits for readers as one that is attached does.
+	LingerMS  int64 `json:"linger_ms,omitempty"`
+	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	MaxOutput int64 `json:"max_output,omitempty"`
 	// Rushed: others wait for the cores, so nothing is got ready for the next exec.
 	Rushed bool `json:"rushed,omitempty"`
 }
@@ -154,6 +157,7 @@ type ExecInfo struct {
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
 	Attached  int       `json:"attached,omitempty"` // readers at this moment
+	LingerMS  int64     `json:"linger_ms,omitempty"`
 	PID       int       `json:"pid"`
 	Processes int       `json:"processes,omitempty"`
 	Started   time.Time `json:"started"`

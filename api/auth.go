@@ -32,6 +32,9 @@ const maxSecret = 512
 // authenticate finds out who asks. Wrong keys are counted by address.
 func (c *call) authenticate() (boxed.Principal, error) {
 	secret, ok := c.secret()
+	if who, known, err := c.known(ok); known {
+		return who, err
+	}
 	if !ok {
 		return boxed.Principal{}, boxed.Errorf(boxed.CodeUnauthenticated,
 			"this call needs an API key: send Authorization: Bearer boxed_… or X-Boxed-API-Key")
@@ -43,6 +46,9 @@ func (c *call) authenticate() (boxed.Principal, error) {
 		f.passed(proof)
 		return who, nil
 	}
+	if _, passedOn := hopOf(c.r); passedOn { // guesses are counted where they come in
+		return boxed.Principal{}, &boxed.Error{Code: boxed.CodeUnauthenticated, Message: "the API key is not valid", Err: err}
+	}
 	if wait := f.wait(c.addr, proof, time.Now()); wait > 0 {
 		seconds := int(math.Ceil(wait.Seconds()))
 		c.w.Header().Set("Retry-After", strconv.Itoa(seconds))
@@ -53,6 +59,25 @@ func (c *call) authenticate() (boxed.Principal, error) {
 	}
 	f.failed(c.addr, proof, time.Now())
 	return boxed.Principal{}, &boxed.Error{Code: boxed.CodeUnauthenticated, Message: "the API key is not valid", Err: err}
+}
+
+// known finds out who asks where no key says so: by the connection, or by the word
+// of the node that passed the request on.
+func (c *call) known(hasKey bool) (who boxed.Principal, known bool, err error) {
+	showsKey := hasKey || len(c.r.Header.Values("Authorization"))+len(c.r.Header.Values("X-Boxed-API-Key")) > 0
+	h, passedOn := hopOf(c.r)
+	d := doorOf(c.r)
+	switch {
+	case showsKey: // a wrong one is no reason to fall back on something else
+		return who, false, nil
+	case passedOn && c.s.cfg.Vouched != nil && c.r.Header.Get("X-Boxed-Assertion") != "":
+		who, err = c.s.cfg.Vouched(c.ctx, c.r.Header.Get("X-Boxed-Assertion"), h.peer.Node, c.r.Method, c.r.URL.EscapedPath())
+		return who, true, err
+	case d != nil && d.identify != nil:
+		who, err = d.identify(c.ctx, c.r.RemoteAddr)
+		return who, true, err
+	}
+	return who, false, nil
 }
 
 // secret is the key of the request. Two different ones are none.

@@ -75,7 +75,7 @@ func TestDocument(t *testing.T) {
 			"ExitStatus": boxed.ExitStatus{}, "Exec": boxed.Exec{}, "Size": boxed.Size{}, "FileInfo": boxed.FileInfo{},
 			"Port": boxed.Port{}, "Sandbox": boxed.Sandbox{}, "List": boxed.List{}, "Stats": boxed.Stats{},
 			"Event": boxed.Event{}, "KeyRequest": boxed.KeyRequest{}, "Key": boxed.Key{}, "NewKey": boxed.NewKey{},
-			"NodeInfo": boxed.NodeInfo{}, "Capacity": boxed.Capacity{}, "PoolInfo": boxed.PoolInfo{}, "Template": boxed.Template{},
+			"NodeInfo": boxed.NodeInfo{}, "NodeList": boxed.NodeList{}, "NodeSummary": boxed.NodeSummary{}, "Explanation": boxed.Explanation{}, "ClusterStatus": boxed.ClusterStatus{}, "Capacity": boxed.Capacity{}, "PoolInfo": boxed.PoolInfo{}, "Template": boxed.Template{},
 		} {
 			schema := doc.Components.Schemas[name]
 			if schema == nil {

@@ -15,6 +15,9 @@ import (
 // commits to status 200: a cursor that has expired is known at once.
 const settleTime = 100 * time.Millisecond
 
+// maxCursor bounds a cursor, which has a place for each node, as openapi.yaml does.
+const maxCursor = 48 << 10
+
 type eventItem struct {
 	ev  boxed.Event
 	err error
@@ -48,8 +51,8 @@ func (c *call) events() error {
 	if !c.v.has("after") {
 		after = boxed.Cursor(c.r.Header.Get("Last-Event-ID"))
 	}
-	if len(after) > 512 {
-		return invalidField("Last-Event-ID", "must have at most 512 characters")
+	if len(after) > maxCursor {
+		return invalidField("Last-Event-ID", "must have at most 49152 characters")
 	}
 	items, stop := c.follow(after)
 	defer stop()

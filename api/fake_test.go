@@ -480,6 +480,38 @@ func (f *fake) NodeInfo(ctx context.Context) (*boxed.NodeInfo, error) {
 	return &boxed.NodeInfo{ID: testNode, Name: "test", Ready: true, StartedAt: time.Now().UTC()}, nil
 }
 
+func (f *fake) ListNodes(ctx context.Context) (boxed.NodeList, error) {
+	return boxed.NodeList{Nodes: []boxed.NodeSummary{{ID: testNode, Name: "test", State: boxed.NodeAlive}}}, nil
+}
+
+func (f *fake) GetNode(ctx context.Context, ref string) (*boxed.NodeInfo, error) {
+	f.note(ctx, "GetNode", ref)
+	if ref != "test" && ref != string(testNode) {
+		return nil, boxed.Errorf(boxed.CodeNotFound, "there is no node %q", ref)
+	}
+	return f.NodeInfo(ctx)
+}
+
+func (f *fake) CordonNode(ctx context.Context, ref string, on bool) (*boxed.NodeInfo, error) {
+	f.note(ctx, "CordonNode", fmt.Sprint(ref, " ", on))
+	return f.NodeInfo(ctx)
+}
+
+func (f *fake) DrainNode(ctx context.Context, ref string, within boxed.Duration) (*boxed.NodeInfo, error) {
+	f.note(ctx, "DrainNode", fmt.Sprint(ref, " ", within))
+	return f.NodeInfo(ctx)
+}
+
+func (f *fake) Explain(ctx context.Context, spec boxed.Spec) (*boxed.Explanation, error) {
+	f.note(ctx, "Explain", spec)
+	return &boxed.Explanation{Verdicts: []boxed.Verdict{{Node: testNode, Chosen: true, Fits: true, Message: "it would go there"}}}, nil
+}
+
+func (f *fake) Claim(ctx context.Context, key string, done bool) (*boxed.Sandbox, error) {
+	f.note(ctx, "Claim", key)
+	return nil, nil
+}
+
 func (f *fake) CreateKey(ctx context.Context, req boxed.KeyRequest) (*boxed.NewKey, error) {
 	f.note(ctx, "CreateKey", req)
 	k := boxed.Key{ID: "k1", Owner: req.Owner, Role: req.Role, CreatedAt: time.Now().UTC()}

@@ -50,7 +50,17 @@ func (s hostSet) has(hostport string) bool {
 // checkOrigin refuses what a browser sends for somebody else's page, and Hosts
 // that are not served (DNS rebinding), whatever the method.
 func (s *Server) checkOrigin(r *http.Request) error {
-	if !s.hosts.has(r.Host) {
+	if h, ok := hopOf(r); ok {
+		if h.peer.Node == "" || r.Host != string(h.self) || len(r.Header.Values("Origin")) > 0 {
+			return boxed.Errorf(boxed.CodeForbidden, "a node passes calls on to the node that they are for, and to no other").WithField("Host")
+		}
+		return nil
+	}
+	hosts := s.hosts
+	if d := doorOf(r); d != nil {
+		hosts = d.hosts
+	}
+	if !hosts.has(r.Host) {
 		return boxed.Errorf(boxed.CodeForbidden, "the Host %q is not served here; add it to the node's configured hosts", clip(r.Host)).
 			WithField("Host")
 	}
@@ -101,6 +111,12 @@ func remote(r *http.Request) netip.Addr {
 // further left in X-Forwarded-For anybody may have written.
 func (s *Server) clientAddr(r *http.Request) netip.Addr {
 	addr := remote(r)
+	if _, ok := hopOf(r); ok { // the node that passed it on has looked
+		if client, err := netip.ParseAddr(r.Header.Get("X-Forwarded-For")); err == nil {
+			return client
+		}
+		return addr
+	}
 	if !s.trusted(addr) {
 		return addr
 	}

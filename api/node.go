@@ -9,19 +9,6 @@ import (
 	"github.com/boxed-mesh/boxed"
 )
 
-func (c *call) nodeInfo() error {
-	info, err := c.s.cfg.Service.NodeInfo(c.ctx)
-	if err != nil {
-		return err
-	}
-	n := *info
-	n.Problems, n.Runtimes, n.Templates, n.Pool = never(n.Problems), never(n.Runtimes), never(n.Templates), never(n.Pool)
-	if n.WarmMisses == nil {
-		n.WarmMisses = map[string]int64{}
-	}
-	return c.reply(http.StatusOK, n)
-}
-
 func (c *call) healthz() error {
 	return c.reply(http.StatusOK, map[string]string{"status": "ok"})
 }

@@ -28,20 +28,33 @@ func (c *call) listPorts() error {
 	return c.reply(http.StatusOK, map[string]any{"ports": never(list)})
 }
 
-// tunnel joins a WebSocket to a TCP connection inside. It ends when both
-// directions have, when either side breaks, or when the server ends the call.
+// tunnel joins a WebSocket to a TCP connection inside. It ends when both directions
+// have, when either side breaks, or when the server ends the call.
 func (c *call) tunnel() error {
 	id, err := c.sandbox()
 	if err != nil {
 		return err
 	}
-	if c.r.Header.Get("Upgrade") == "" {
-		return boxed.Errorf(boxed.CodeInvalid, "this call is a WebSocket: connect with ws:// or wss://").WithField("Upgrade")
+	if err := c.wantUpgrade(); err != nil {
+		return err
 	}
 	inside, err := c.s.cfg.Service.Dial(c.ctx, id, uint16(c.v.integer("port")))
 	if err != nil {
 		return err
 	}
+	return c.join(inside)
+}
+
+// wantUpgrade refuses a request that is not for a WebSocket.
+func (c *call) wantUpgrade() error {
+	if c.r.Header.Get("Upgrade") == "" {
+		return boxed.Errorf(boxed.CodeInvalid, "this call is a WebSocket: connect with ws:// or wss://").WithField("Upgrade")
+	}
+	return nil
+}
+
+// join joins the call's WebSocket to a connection, which it closes.
+func (c *call) join(inside net.Conn) error {
 	defer inside.Close()
 	conn, err := c.upgrade()
 	if err != nil {

@@ -64,6 +64,9 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
 		w.wrote = true
+		if w.status == 0 { // a proxy answers past this
+			w.status = http.StatusSwitchingProtocols
+		}
 		w.taken.Store(true)
 		w.socket = &socket{Conn: conn, idle: w.idle}
 		conn = w.socket

@@ -21,6 +21,7 @@ type route struct {
 const (
 	sandboxPath = "/v1/sandboxes/{id}"
 	execPath    = sandboxPath + "/execs/{exec}"
+	nodePath    = "/v1/nodes/{node}"
 )
 
 // routes is everything that is served.
@@ -60,7 +61,27 @@ func routes() []route {
 		{method: "POST", path: "/v1/keys", handle: (*call).createKey},
 		{method: "GET", path: "/v1/keys", handle: (*call).listKeys},
 		{method: "DELETE", path: "/v1/keys/{key}", handle: (*call).revokeKey},
+		{method: "POST", path: "/v1/ssh/keys", handle: (*call).addSSHKey},
+		{method: "GET", path: "/v1/ssh/keys", handle: (*call).listSSHKeys},
+		{method: "DELETE", path: "/v1/ssh/keys/{key}", handle: (*call).revokeSSHKey},
+		{method: "GET", path: "/v1/ssh/recordings", handle: (*call).listRecordings},
+		{method: "GET", path: "/v1/ssh/recordings/{recording}", handle: (*call).readRecording, long: true},
+		{method: "GET", path: "/v1/ssh", handle: (*call).sshInfo},
+		{method: "GET", path: "/v1/ssh/tunnel", handle: (*call).sshTunnel, long: true},
 		{method: "GET", path: "/v1/node", handle: (*call).nodeInfo},
+		{method: "GET", path: "/v1/nodes", handle: (*call).listNodes},
+		{method: "GET", path: nodePath, handle: (*call).getNode},
+		{method: "POST", path: nodePath + "/cordon", handle: (*call).cordonNode},
+		{method: "POST", path: nodePath + "/uncordon", handle: (*call).uncordonNode},
+		{method: "POST", path: nodePath + "/drain", handle: (*call).drainNode},
+		{method: "POST", path: "/v1/explain", handle: (*call).explain},
+		{method: "POST", path: "/v1/claim", handle: (*call).claim},
+		{method: "GET", path: "/v1/cluster", handle: (*call).clusterStatus},
+		{method: "POST", path: "/v1/cluster", handle: (*call).startCluster},
+		{method: "DELETE", path: "/v1/cluster", handle: (*call).leaveCluster},
+		{method: "GET", path: "/v1/cluster/token", handle: (*call).clusterToken},
+		{method: "POST", path: "/v1/cluster/rotate-key", handle: (*call).rotateClusterKey},
+		{method: "DELETE", path: "/v1/cluster/nodes/{node}", handle: (*call).removeNode},
 		{method: "GET", path: "/healthz", handle: (*call).healthz},
 		{method: "GET", path: "/readyz", handle: (*call).readyz},
 		{method: "GET", path: "/version", handle: (*call).version},

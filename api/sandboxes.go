@@ -64,6 +64,12 @@ func (c *call) createSandbox() error {
 	if err != nil {
 		return err
 	}
+	if key := c.r.Header.Get("Idempotency-Key"); key != "" {
+		if spec.IdempotencyKey != "" && spec.IdempotencyKey != key {
+			return invalidField("Idempotency-Key", "differs from idempotency_key in the body")
+		}
+		spec.IdempotencyKey = key
+	}
 	sb, err := c.s.cfg.Service.Create(c.ctx, spec)
 	if err != nil {
 		return err
@@ -94,7 +100,7 @@ func (c *call) listSandboxes() error {
 	if err != nil {
 		return err
 	}
-	page := boxed.List{Sandboxes: make([]boxed.Sandbox, 0, len(list.Sandboxes)), Next: list.Next, Missing: list.Missing}
+	page := boxed.List{Sandboxes: make([]boxed.Sandbox, 0, len(list.Sandboxes)), Next: list.Next, Incomplete: list.Incomplete}
 	for _, sb := range list.Sandboxes {
 		page.Sandboxes = append(page.Sandboxes, presentable(sb))
 	}

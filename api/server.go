@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -21,7 +22,9 @@ const discardTime = 2 * time.Second
 // Config is what a Server needs. Service, Auth and Logger are required.
 type Config struct {
 	Service boxed.API
-	Admin   boxed.Admin // nil: the calls about keys answer "unavailable"
+	Admin   boxed.Admin   // nil: the calls about keys answer "unavailable"
+	Cluster boxed.Cluster // nil: those about the cluster do
+	SSH     boxed.SSH     // nil: those about SSH do
 	Auth    Authenticator
 	Logger  *slog.Logger
 	Version string // of the program
@@ -29,6 +32,14 @@ type Config struct {
 	// Ready returns why the node cannot take work, or nothing if it can. It must
 	// answer within a second. Nil: always ready.
 	Ready func(ctx context.Context) []string
+
+	// Owner finds the node that owns a sandbox. Calls about it are passed on there
+	// as they came. Nil: all are served here.
+	Owner Owner
+
+	// Vouched is the caller for whom another node vouches in X-Boxed-Assertion. Nil:
+	// nobody is.
+	Vouched func(ctx context.Context, assertion string, from boxed.NodeID, method, path string) (boxed.Principal, error)
 
 	// Hosts is the closed set of Host headers that are served: names or
 	// addresses without a port (any port), or with one. Empty: [LoopbackHosts].
@@ -86,6 +97,7 @@ type Server struct {
 	failures *failures
 	memory   *memory
 	pages    pages
+	buffers  sync.Pool // of what is passed on to other nodes
 
 	// Contexts that end when the node goes away: follow at once, live after the
 	// drain time.
@@ -133,6 +145,66 @@ func (s *Server) HTTPServer() *http.Server {
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
+}
+
+// peerKey is where the context of a connection from another node has it.
+type peerKey struct{}
+
+// PeerHTTPServer is an http.Server for s on connections from other nodes of the
+// mesh, which peer names. A call that comes in there was passed on by a node: it
+// is served here or nowhere, with the rights of the caller whose key it carries,
+// and never with the node's.
+func (s *Server) PeerHTTPServer(self boxed.NodeID, peer func(net.Conn) boxed.Peer) *http.Server {
+	server := s.HTTPServer()
+	server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, peerKey{}, hop{self: self, peer: peer(c)})
+	}
+	return server
+}
+
+// Door is a listener on which callers are known by their connection.
+type Door struct {
+	Hosts []string // as Config.Hosts
+	// Identify is who is at the other end. Errors are answered as they are.
+	Identify func(ctx context.Context, remoteAddr string) (boxed.Principal, error)
+}
+
+// doorKey is where the context of a Door's connection has it.
+type doorKey struct{}
+
+type door struct {
+	hosts    hostSet
+	identify func(context.Context, string) (boxed.Principal, error)
+}
+
+// DoorHTTPServer is an http.Server for s on a Door. A key that a request shows
+// still counts, and first.
+func (s *Server) DoorHTTPServer(d Door) (*http.Server, error) {
+	hosts, err := newHostSet(d.Hosts)
+	if err != nil {
+		return nil, err
+	}
+	server := s.HTTPServer()
+	server.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		return context.WithValue(ctx, doorKey{}, &door{hosts: hosts, identify: d.Identify})
+	}
+	return server, nil
+}
+
+func doorOf(r *http.Request) *door {
+	d, _ := r.Context().Value(doorKey{}).(*door)
+	return d
+}
+
+// hop is how a request came from another node.
+type hop struct {
+	self boxed.NodeID
+	peer boxed.Peer
+}
+
+func hopOf(r *http.Request) (hop, bool) {
+	h, ok := r.Context().Value(peerKey{}).(hop)
+	return h, ok
 }
 
 // Shutdown refuses new requests, ends what only follows (events, output,
@@ -280,11 +352,17 @@ func (c *call) serve() error {
 	ctx, cancel := context.WithCancelCause(boxed.WithRequestID(c.r.Context(), c.id))
 	defer cancel(nil)
 	c.ctx = ctx
+	if h, ok := hopOf(c.r); ok {
+		c.ctx = boxed.WithHop(c.ctx, h.peer.Node)
+	}
 	if !c.op.open {
 		if c.who, err = c.authenticate(); err != nil {
 			return err
 		}
 		c.ctx = boxed.WithPrincipal(c.ctx, c.who)
+		if secret, ok := c.secret(); ok {
+			c.ctx = boxed.WithCredential(c.ctx, secret)
+		}
 	}
 	c.held.of, c.held.owner = c.s.memory, c.who.Owner
 	defer c.held.release()
@@ -293,6 +371,9 @@ func (c *call) serve() error {
 	}
 	if c.route.long {
 		defer c.guard(cancel)()
+	}
+	if passed, err := c.passOn(); passed || err != nil {
+		return err
 	}
 	return c.route.handle(c)
 }
@@ -375,6 +456,9 @@ func (s *Server) logAccess(c *call, took time.Duration) {
 		slog.String("method", clip(c.r.Method)), slog.String("route", pattern),
 		slog.Int("status", c.w.status), slog.Int64("bytes", c.w.bytes), slog.Duration("took", took),
 		slog.String("request_id", c.id), slog.String("addr", c.addr.String()),
+	}
+	if h, ok := hopOf(c.r); ok {
+		attrs = append(attrs, slog.String("peer", string(h.peer.Node)))
 	}
 	if c.who.Owner != "" {
 		attrs = append(attrs, slog.String("owner", c.who.Owner), slog.String("key", c.who.Key))

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/binary"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -23,10 +24,15 @@ type socket struct {
 // messageHead is the size of the longest head of an unmasked message, in bytes.
 const messageHead = 10
 
+// buffersWriter is a connection between nodes (transport.Conn).
+type buffersWriter interface {
+	WriteBuffers(net.Buffers) (int64, error)
+}
+
 // vectored reports whether several slices are one write.
 func (s *socket) vectored() bool {
 	switch s.Conn.(type) {
-	case *net.TCPConn, *net.UnixConn:
+	case *net.TCPConn, *net.UnixConn, buffersWriter:
 		return true
 	}
 	return false
@@ -40,15 +46,44 @@ func (s *socket) Write(p []byte) (int, error) {
 	return s.Conn.Write(p)
 }
 
+// passedOn is how much of another node's stream is written at a time.
+const passedOn = 128 << 10
+
+// ReadFrom writes what r yields: what is passed on from another node, in pieces as
+// large as they come.
+func (s *socket) ReadFrom(r io.Reader) (total int64, err error) {
+	buf := make([]byte, passedOn)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			written, werr := s.Write(buf[:n])
+			if total += int64(written); werr != nil {
+				return total, werr
+			}
+		}
+		switch err {
+		case nil:
+		case io.EOF:
+			return total, nil
+		default:
+			return total, err
+		}
+	}
+}
+
 // writeMessage writes a binary message of one byte and a payload.
 func (s *socket) writeMessage(first byte, payload []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.arm()
 	s.parts = [2][]byte{append(appendMessageHead(s.head[:0], 1+len(payload)), first), payload}
+	defer func() { s.parts = [2][]byte{} }()
 	parts := net.Buffers(s.parts[:])
+	if c, ok := s.Conn.(buffersWriter); ok {
+		_, err := c.WriteBuffers(parts)
+		return err
+	}
 	_, err := parts.WriteTo(s.Conn)
-	s.parts = [2][]byte{}
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -188,7 +189,7 @@ func (st *stream) send(f frame.Frame) error {
 		}
 	}
 	if err != nil {
-		st.cancel(errLeft)
+		st.unwritable(err)
 	}
 	st.c.w.bytes += int64(len(f.Payload))
 	return err
@@ -207,7 +208,7 @@ func (st *stream) readLoop() {
 			_, err = buf.ReadFrom(r)
 		}
 		if err != nil {
-			st.cancel(errLeft)
+			st.cancel(st.why())
 			return
 		}
 		if typ != websocket.MessageBinary {
@@ -223,6 +224,30 @@ func (st *stream) readLoop() {
 			return
 		}
 	}
+}
+
+// hopConn is a connection that another node passes a client's bytes on.
+type hopConn interface {
+	Broken() bool
+}
+
+// why is what it means that no more can be read. A node that is gone says nothing
+// of its client, who may attach by another: what runs goes on.
+func (st *stream) why() error {
+	if c, ok := st.c.w.socket.Conn.(hopConn); ok && c.Broken() {
+		return boxed.ErrGoingAway
+	}
+	return errLeft
+}
+
+// unwritable ends a stream that cannot be written to. Of another node's
+// connection only readLoop can tell why, which is given a moment.
+func (st *stream) unwritable(err error) {
+	if _, ok := st.c.w.socket.Conn.(hopConn); ok && !errors.Is(err, os.ErrDeadlineExceeded) {
+		st.c.w.socket.SetReadDeadline(time.Now().Add(time.Second))
+		return
+	}
+	st.cancel(errLeft)
 }
 
 // refuse ends a stream whose client broke the protocol, and keeps reading so
@@ -287,6 +312,10 @@ func (st *stream) pingLoop() {
 			ctx, cancel := context.WithTimeout(context.Background(), st.c.s.cfg.WriteIdle)
 			err := st.conn.Ping(ctx)
 			cancel()
+			if err != nil && ctx.Err() == nil {
+				st.unwritable(err)
+				return
+			}
 			if err != nil {
 				st.cancel(errLeft)
 				st.conn.CloseNow()

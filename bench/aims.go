@@ -88,6 +88,30 @@ func aims() []aim {
 		{"memory of an agent after many execs and a minute idle", less, 8 * 1024, "KiB", func(get getter) interval {
 			return get.med("memory", memoryUsed, "agent_rss_kib")
 		}},
+		{"a node that starts is seen by all", less, 1000, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "converge") }},
+		{"a killed node is known everywhere", less, 3000, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "detect") }},
+		{"a live node is called dead while all cores are busy", less, 5000, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "called_dead_busy") }},
+		{"a healed partition is one mesh", less, 10_000, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "heal") }},
+		{"placing among 1,000 nodes", less, 0.2, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "place_1000") }},
+		{"claims over 20 nodes in one process", more, 990, "1/s", func(get getter) interval { return get.med("mesh", boxedMesh, "claims_s") }},
+		{"the same, the 99th percentile of a claim", less, 50, "ms", func(get getter) interval {
+			return interval{get("mesh", boxedMesh, "claim").P99, math.NaN(), math.NaN()}
+		}},
+		{"a request through another node, beyond a direct one", less, 1, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "hop_extra") }},
+		{"an exec of `true` through another node, beyond a direct one", less, 1, "ms", func(get getter) interval { return get.med("mesh", boxedMesh, "hop_extra_exec") }},
+		{"a stream through another node, of a direct one", more, 0.7, "×", func(get getter) interval {
+			return get.med("mesh", boxedMesh, "mb_s_hop").over(get.med("mesh", boxedMesh, "mb_s_direct"))
+		}},
+		{"growth of the other node's memory for 1 GiB", less, 32 * 1024, "KiB", func(get getter) interval {
+			return get.med("mesh", boxedMesh, "hop_rss_growth_1gib_kib")
+		}},
+		{"ssh: connect, run `true`, have its status, against OpenSSH's own server", less, 1.5, "×", func(get getter) interval {
+			return get.med("ssh", boxedPool, "connect_true").over(get.med("ssh", openssh, "connect_true"))
+		}},
+		{"scp of 1 GiB there and back, against OpenSSH's own server", more, 0.5, "×", func(get getter) interval {
+			return get.med("ssh", boxedPool, "scp_mb_s").over(get.med("ssh", openssh, "scp_mb_s"))
+		}},
+		{"the prompt of ssh new@…, with a warm sandbox", less, 250, "ms", func(get getter) interval { return get.med("ssh", boxedPool, "new_prompt") }},
 	}
 }
 

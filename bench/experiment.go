@@ -38,6 +38,8 @@ func experiments() []experiment {
 		{name: "burst", columns: burstColumns, run: burst},
 		{name: "memory", columns: memoryColumns, run: memory},
 		{name: "files", columns: filesColumns, run: files},
+		{name: "mesh", columns: meshColumns, run: mesh},
+		{name: "ssh", columns: sshColumns, run: front},
 	}
 	for _, e := range list {
 		if slices.Contains(alsoBusy, e.name) {

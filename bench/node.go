@@ -25,13 +25,15 @@ import (
 // node is a boxed-node of this program's, and a client of it.
 type node struct {
 	*client.Client
-	r      *rig
-	dir    string
-	log    string
-	cmd    *exec.Cmd
-	ended  chan error
-	nodeID boxed.NodeID
-	pool   int // warm sandboxes when it rests
+	r        *rig
+	dir      string
+	log      string
+	args     []string
+	endpoint string
+	cmd      *exec.Cmd
+	ended    chan error
+	nodeID   boxed.NodeID
+	pool     int // warm sandboxes when it rests
 }
 
 // settings is what differs among the experiments; what it leaves open is the
@@ -41,13 +43,16 @@ type settings struct {
 	limits        map[string]any
 	memoryShare   float64 // of the pool; 0: the default
 	withoutBounds bool    // promise more than there is, as the engine does
+	number        int     // of a node of a mesh: it has users and a port of its own
+	ssh           string  // address of the SSH front door; "": none
+	authorized    string  // file of keys that it knows
 }
 
 // defaultPool is the pool of a node that was told nothing.
 const defaultPool = 4
 
 // config is the node's configuration file. JSON is YAML.
-func (s settings) config(image string) []byte {
+func (s settings) config(image, mesh string) []byte {
 	template := map[string]any{"image": image, "pool": s.pool}
 	if s.limits != nil {
 		template["limits"] = s.limits
@@ -59,10 +64,17 @@ func (s settings) config(image string) []byte {
 	if s.memoryShare > 0 {
 		pool["memory_share"] = s.memoryShare
 	}
+	door := map[string]any{"listen": s.ssh}
+	if s.authorized != "" {
+		door["authorized_keys"] = map[string]any{"admin": s.authorized}
+	}
 	text, _ := json.MarshalIndent(map[string]any{ // plain data always encodes
 		"log": map[string]any{"level": "warn"},
 		// Apart from those of a node that runs here already: what the kernel counts by user must be this node's.
-		"uid_range": map[string]any{"first": 310_000, "last": 329_999},
+		"uid_range": map[string]any{"first": 310_000 + 20_000*s.number, "last": 329_999 + 20_000*s.number},
+		"name":      fmt.Sprintf("n%d", s.number),
+		"mesh":      map[string]any{"listen": mesh},
+		"ssh":       door,
 		"capacity":  capacity,
 		"pool":      pool,
 		"templates": map[string]any{boxed.DefaultTemplate: template},
@@ -78,33 +90,53 @@ func (r *rig) startNode(ctx context.Context, s settings) (_ *node, err error) {
 	}
 	n := &node{r: r, dir: filepath.Join(dir, "data"), log: filepath.Join(dir, "log"), pool: s.pool}
 	config := filepath.Join(dir, "node.yaml")
-	if err := os.WriteFile(config, s.config(r.options.image), 0o600); err != nil {
-		return nil, err
-	}
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.Create(n.log)
+	mesh, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
+	if err := os.WriteFile(config, s.config(r.options.image, mesh), 0o600); err != nil {
+		return nil, err
+	}
+	n.args = []string{
+		"run", "--config", config, "--listen", address, "--data-dir", n.dir, "--agent", filepath.Join(r.bin, "boxed-agent"),
+	}
+	n.endpoint = "http://" + address
+	return n, n.start(ctx)
+}
+
+// start starts the process and returns when the node is ready and its pool full.
+func (n *node) start(ctx context.Context) error {
+	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
 	defer log.Close()
-	n.cmd = exec.Command(filepath.Join(r.bin, "boxed-node"), "run", "--config", config, "--listen", address,
-		"--data-dir", n.dir, "--agent", filepath.Join(r.bin, "boxed-agent"))
+	n.cmd = exec.Command(filepath.Join(n.r.bin, "boxed-node"), n.args...)
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	// Its own group: a Ctrl-C is for this program, which ends the node when it has tidied up.
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := n.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start boxed-node: %w", err)
+		return fmt.Errorf("start boxed-node: %w", err)
 	}
 	n.ended = make(chan error, 1)
-	go func() { n.ended <- n.cmd.Wait() }()
-	if err := n.connect(ctx, "http://"+address); err != nil {
+	cmd, ended := n.cmd, n.ended
+	go func() { ended <- cmd.Wait() }()
+	if err := n.connect(ctx, n.endpoint); err != nil {
 		n.close()
-		return nil, err
+		return err
 	}
-	return n, nil
+	return nil
+}
+
+// kill ends the process as kill -9 does.
+func (n *node) kill() {
+	n.cmd.Process.Kill()
+	err := <-n.ended
+	n.ended <- err
 }
 
 func freeAddress() (string, error) {

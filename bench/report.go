@@ -76,6 +76,9 @@ func reportCommand(args []string, stderr io.Writer) error {
 	return writeDocuments(*to, made)
 }
 
+// simulated reports whether a picture is of bench/sim, which makes its own page.
+func simulated(path string) bool { return strings.HasPrefix(filepath.Base(path), "sim-") }
+
 // writeDocuments writes what documents made, and removes plots that are no more.
 func writeDocuments(dir string, made map[string][]byte) error {
 	if err := os.MkdirAll(filepath.Join(dir, "bench"), 0o755); err != nil {
@@ -86,7 +89,7 @@ func writeDocuments(dir string, made map[string][]byte) error {
 		return err
 	}
 	for _, path := range old {
-		if made["bench/"+filepath.Base(path)] == nil {
+		if made["bench/"+filepath.Base(path)] == nil && !simulated(path) {
 			if err := os.Remove(path); err != nil {
 				return err
 			}

@@ -144,6 +144,9 @@ func TestCommittedResultsAreWhole(t *testing.T) {
 	}
 	for _, path := range summaries {
 		name := strings.TrimSuffix(filepath.Base(path), ".csv")
+		if name == "sim" {
+			continue // bench/sim's: several experiments, no trials of a machine; it has its own test
+		}
 		rows, err := main.ReadRows(os.DirFS("results"), name+".csv")
 		if err != nil {
 			t.Error(err)

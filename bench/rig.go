@@ -140,7 +140,7 @@ func (r *rig) removeNetworks(ctx context.Context) error {
 // build makes the programs as `make build` does.
 func (r *rig) build(ctx context.Context) error {
 	r.say("building the programs")
-	for name, pkg := range map[string]string{"boxed-agent": "./agent/boxed-agent", "boxed-node": "./cmd/boxed-node"} {
+	for name, pkg := range map[string]string{"boxed-agent": "./agent/boxed-agent", "boxed-tools": "./agent/boxed-tools", "boxed-node": "./cmd/boxed-node"} {
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=bench", "-o", filepath.Join(r.bin, name), pkg)
 		cmd.Dir, cmd.Env = r.root, append(os.Environ(), "CGO_ENABLED=0")
 		if text, err := cmd.CombinedOutput(); err != nil {

@@ -2,18 +2,20 @@ package e2e_test
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Every command that a document shows in a console block is run, in order, on
-// a real node.
+// a real node; where it shows several hosts, on as many.
 func TestCommandsInDocumentsWork(t *testing.T) {
-	n := startNode(t)
+	alone, ssh := startSSH(t)
 	documents, err := filepath.Glob("../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -24,15 +26,105 @@ func TestCommandsInDocumentsWork(t *testing.T) {
 			continue
 		}
 		t.Run(filepath.Base(document), func(t *testing.T) {
-			dir := t.TempDir()
-			for _, line := range commands {
-				cmd := exec.Command("bash", "-o", "pipefail", "-c", line)
-				cmd.Dir, cmd.Env = dir, n.env()
-				if out, err := cmd.CombinedOutput(); err != nil {
-					t.Errorf("$ %s\n%s%v", line, out, err)
+			dir, hosts, token := t.TempDir(), documentHosts(t, alone, commands), ""
+			for _, c := range commands {
+				cmd := exec.Command("bash", "-o", "pipefail", "-c", strings.ReplaceAll(c.line, "boxedjoin_…", token))
+				cmd.Dir, cmd.Env = dir, append(hosts[c.host].env(), "PATH="+ssh.onPath()+":"+bin+":"+os.Getenv("PATH"))
+				out, err := cmd.CombinedOutput()
+				if err != nil {
+					t.Errorf("%s$ %s\n%s%v", c.host, c.line, out, err)
+				}
+				if found := joinToken.FindString(string(out)); found != "" {
+					token = found
+				}
+				if strings.HasPrefix(c.line, "boxedctl cluster join ") {
+					acquainted(t, hosts)
 				}
 			}
 		})
+	}
+}
+
+var joinToken = regexp.MustCompile(`boxedjoin_[A-Za-z0-9_-]+`)
+
+// documentHosts are the nodes that commands are run on, by the hosts' names: alone,
+// unless there are prompts of other hosts.
+func documentHosts(t *testing.T, alone *node, commands []command) map[string]*node {
+	t.Helper()
+	hosts := map[string]*node{"": alone}
+	for _, c := range commands {
+		if hosts[c.host] != nil {
+			continue
+		}
+		if hosts[""] == alone {
+			hosts[""] = startNode(t, hostArgs(t, 0, "first")...)
+		}
+		hosts[c.host] = startNode(t, hostArgs(t, len(hosts), c.host)...)
+	}
+	return hosts
+}
+
+// hostArgs are of nodes that share a host and are to be hosts of their own. All but
+// the first have the label that the documents ask for.
+func hostArgs(t *testing.T, number int, name string) []string {
+	t.Helper()
+	args := []string{
+		"--name", name, "--mesh-listen", "127.0.0.1:0", "--templates-default-pool", "1",
+		"--uid-range-first", fmt.Sprint(240_000 + 1000*number), "--uid-range-last", fmt.Sprint(240_999 + 1000*number),
+	}
+	if number > 0 {
+		config := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(config, []byte("labels:\n  disk: fast\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", config)
+	}
+	return args
+}
+
+// acquainted waits for what takes less time than a person to type the next line:
+// that the nodes know each other's keys.
+func acquainted(t *testing.T, hosts map[string]*node) {
+	t.Helper()
+	within(t, 10*time.Second, "the nodes to know each other", func() bool {
+		for _, by := range hosts {
+			list, err := by.ListNodes(t.Context())
+			if err != nil || len(list.Nodes) < len(hosts) {
+				return false
+			}
+			keys, err := by.ListKeys(t.Context())
+			if err != nil || len(keys) < len(hosts) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// What a document shows of a node's configuration is one that a node takes.
+func TestSettingsInDocumentsExist(t *testing.T) {
+	documents, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, document := range append(documents, "../README.md") {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Base(document) == "api.md" { // its YAML is not a node's
+			continue
+		}
+		for _, m := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(text, -1) {
+			config := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(config, m[1], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.Command(filepath.Join(bin, "boxed-node"), "config", "check", "--data-dir", t.TempDir(), "--config", config).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s:\n%s%s", document, m[1], out)
+			}
+		}
 	}
 }
 
@@ -64,8 +156,14 @@ func TestMakeTargetsInDocumentsExist(t *testing.T) {
 	}
 }
 
-// consoleCommands are the lines that start with "$ " in ```console blocks.
-func consoleCommands(t *testing.T, document string) (commands []string) {
+// command is a line of a document. The prompt is the host's: "$ " that of the first
+// one, "attic$ " that of one called attic.
+type command struct{ host, line string }
+
+var prompted = regexp.MustCompile(`^([a-z]*)\$ (.+)$`)
+
+// consoleCommands are the lines with a prompt in ```console blocks.
+func consoleCommands(t *testing.T, document string) (commands []command) {
 	t.Helper()
 	f, err := os.Open(document)
 	if err != nil {
@@ -75,11 +173,10 @@ func consoleCommands(t *testing.T, document string) (commands []string) {
 	inside := false
 	for scanner := bufio.NewScanner(f); scanner.Scan(); {
 		line := scanner.Text()
-		switch {
-		case strings.HasPrefix(line, "```"):
+		if strings.HasPrefix(line, "```") {
 			inside = line == "```console"
-		case inside && strings.HasPrefix(line, "$ "):
-			commands = append(commands, strings.TrimPrefix(line, "$ "))
+		} else if m := prompted.FindStringSubmatch(line); inside && m != nil {
+			commands = append(commands, command{m[1], m[2]})
 		}
 	}
 	return commands

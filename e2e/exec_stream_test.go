@@ -234,7 +234,8 @@ func TestADetachedExecDoesNotWaitForAReader(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	t.Logf("the agent grew by %d KiB, the node by %d", grown[0], grown[1])
-	if grown[0] > 12<<10 || grown[1] > 12<<10 {
+	// The node has nothing of the output; it has only just started, and is still growing by itself.
+	if grown[0] > 12<<10 || grown[1] > 24<<10 {
 		t.Errorf("the agent grew by %d KiB, the node by %d", grown[0], grown[1])
 	}
 	var mu sync.Mutex

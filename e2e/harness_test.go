@@ -39,7 +39,7 @@ func buildAndRun(m *testing.M) (int, error) {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
-	for name, pkg := range map[string]string{"boxed-agent": "./agent/boxed-agent", "boxed-node": "./cmd/boxed-node", "boxedctl": "./cmd/boxedctl"} {
+	for name, pkg := range map[string]string{"boxed-agent": "./agent/boxed-agent", "boxed-tools": "./agent/boxed-tools", "boxed-node": "./cmd/boxed-node", "boxedctl": "./cmd/boxedctl"} {
 		if err := build(filepath.Join(dir, name), pkg, "e2e"); err != nil {
 			return 1, err
 		}
@@ -65,6 +65,9 @@ type node struct {
 	endpoint string
 	key      string
 	agent    string
+	program  string   // "": this build's
+	host     *labHost // nil: this one
+	environ  []string // besides this process's
 	args     []string
 	cmd      *exec.Cmd
 	ended    chan error
@@ -75,23 +78,38 @@ type node struct {
 // after the test.
 func startNode(t *testing.T, args ...string) *node {
 	t.Helper()
+	needEngine(t)
+	n := &node{t: t, dir: t.TempDir(), agent: filepath.Join(bin, "boxed-agent"), args: args, log: &safeBuffer{}}
+	n.endpoint = "http://" + freeAddress(t)
+	return n.run()
+}
+
+// run starts the node for as long as the test runs.
+func (n *node) run() *node {
+	n.t.Helper()
+	t := n.t
+	n.start()
+	t.Cleanup(func() {
+		n.wipe()
+		n.stop(syscall.SIGTERM)
+		if n.Client != nil {
+			n.Client.Close()
+		}
+		if t.Failed() {
+			t.Logf("node: %s", n.log.tail(6000))
+		}
+	})
+	return n
+}
+
+func needEngine(t *testing.T) {
+	t.Helper()
 	if err := exec.Command("docker", "version").Run(); err != nil {
 		if os.Getenv("CI") != "" { // there make test has started one: its absence is a fault
 			t.Fatal("no container engine answers")
 		}
 		t.Skip("no container engine answers; make test starts one")
 	}
-	n := &node{t: t, dir: t.TempDir(), agent: filepath.Join(bin, "boxed-agent"), args: args, log: &safeBuffer{}}
-	n.endpoint = "http://" + freeAddress(t)
-	n.start()
-	t.Cleanup(func() {
-		n.wipe()
-		n.stop(syscall.SIGTERM)
-		if t.Failed() {
-			t.Logf("node: %s", n.log.tail(6000))
-		}
-	})
-	return n
 }
 
 func freeAddress(t *testing.T) string {
@@ -107,7 +125,18 @@ func freeAddress(t *testing.T) string {
 func (n *node) start() {
 	n.t.Helper()
 	args := append([]string{"run", "--listen", strings.TrimPrefix(n.endpoint, "http://"), "--data-dir", n.dir, "--agent", n.agent}, n.args...)
-	n.cmd = exec.Command(filepath.Join(bin, "boxed-node"), args...)
+	program := n.program
+	if program == "" {
+		program = filepath.Join(bin, "boxed-node")
+	}
+	web, cfg := http.DefaultClient, client.Config{Endpoint: n.endpoint}
+	n.cmd = exec.Command(program, args...)
+	if n.host != nil {
+		n.cmd = n.host.command(context.Background(), program, args...)
+		cfg.DialContext = n.host.dial
+		web = &http.Client{Transport: &http.Transport{DialContext: n.host.dial, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	}
+	n.cmd.Env = append(os.Environ(), n.environ...)
 	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
@@ -123,7 +152,7 @@ func (n *node) start() {
 			n.t.Fatalf("the node ended: %v\n%s", err, n.log.tail(4000))
 		default:
 		}
-		resp, err := http.Get(n.endpoint + "/readyz")
+		resp, err := web.Get(n.endpoint + "/readyz")
 		if err != nil {
 			return false
 		}
@@ -135,7 +164,8 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	n.key = strings.TrimSpace(string(key))
-	if n.Client, err = client.New(client.Config{Endpoint: n.endpoint, APIKey: n.key}); err != nil {
+	cfg.APIKey = n.key
+	if n.Client, err = client.New(cfg); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -177,6 +207,9 @@ func (n *node) ctlIn(stdin io.Reader, args ...string) (stdout, stderr string, co
 	ctx, cancel := context.WithTimeout(n.t.Context(), 120*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "boxedctl"), args...)
+	if n.host != nil {
+		cmd = n.host.command(ctx, filepath.Join(bin, "boxedctl"), args...)
+	}
 	cmd.Env = n.env()
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs

@@ -31,7 +31,7 @@ func TestFirstProgram(t *testing.T) {
 // The stories of boxedctl, here on a real node.
 func TestStoriesOnARealNode(t *testing.T) {
 	n := startNode(t)
-	cmd := exec.Command("go", "test", "-count=1", "-timeout=5m", "-run", "TestStories", "./cmd/boxedctl")
+	cmd := exec.Command("go", "test", "-count=1", "-timeout=5m", "-run", "TestStories", "./internal/ctl")
 	cmd.Dir = ".."
 	cmd.Env = append(n.env(), "HOME=/root", "BOXED_TEST_ENDPOINT="+n.endpoint, "BOXED_TEST_API_KEY="+n.key)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -28,7 +28,7 @@ func invalid(field, format string, args ...any) error {
 }
 
 // check judges a completed spec.
-func (n *Node) check(spec boxed.Spec, who boxed.Principal) error {
+func (h *host) check(spec boxed.Spec, who boxed.Principal) error {
 	if spec.Egress != nil {
 		return boxed.Errorf(boxed.CodeUnavailable, "egress: this release gives sandboxes no way out; leave it away").WithField("egress")
 	}
@@ -37,7 +37,7 @@ func (n *Node) check(spec boxed.Spec, who boxed.Principal) error {
 	}
 	for _, err := range []error{
 		checkName(spec.Name), checkLabels(spec.Labels), checkEnv(spec.Env), checkPath("dir", spec.Dir),
-		n.checkTTL("ttl", spec.TTL, who), checkIdle(spec.IdleTimeout), n.checkLimits(spec.Limits), checkFiles(spec.Files),
+		h.checkTTL("ttl", spec.TTL, who), checkIdle(spec.IdleTimeout), h.checkLimits(spec.Limits), checkFiles(spec.Files),
 	} {
 		if err != nil {
 			return err
@@ -105,14 +105,14 @@ func checkPath(field, p string) error {
 	return nil
 }
 
-func (n *Node) checkTTL(field string, ttl boxed.Duration, who boxed.Principal) error {
+func (h *host) checkTTL(field string, ttl boxed.Duration, who boxed.Principal) error {
 	switch {
 	case ttl == boxed.Never && !who.Admin():
-		return boxed.Errorf(boxed.CodeForbidden, "%s: only an admin's sandboxes may live for ever; the highest is %s", field, n.cfg.MaxTTL).WithField(field)
+		return boxed.Errorf(boxed.CodeForbidden, "%s: only an admin's sandboxes may live for ever; the highest is %s", field, h.cfg.MaxTTL).WithField(field)
 	case ttl == boxed.Never:
 		return nil
-	case ttl < boxed.Duration(time.Second) || ttl > n.cfg.MaxTTL:
-		return invalid(field, "%s must be between 1s and %s", ttl, n.cfg.MaxTTL)
+	case ttl < boxed.Duration(time.Second) || ttl > h.cfg.MaxTTL:
+		return invalid(field, "%s must be between 1s and %s", ttl, h.cfg.MaxTTL)
 	}
 	return nil
 }
@@ -124,25 +124,25 @@ func checkIdle(idle boxed.Duration) error {
 	return nil
 }
 
-func (n *Node) checkLimits(l boxed.Limits) error {
+func (h *host) checkLimits(l boxed.Limits) error {
 	for _, c := range []struct {
 		field              string
 		value, low, highst int64
 	}{
-		{"memory_bytes", l.MemoryBytes, minMemory, n.cfg.Highest.MemoryBytes},
-		{"processes", l.Processes, 4, n.cfg.Highest.Processes},
-		{"open_files", l.OpenFiles, 32, n.cfg.Highest.OpenFiles},
-		{"workspace_bytes", l.WorkspaceBytes, boxed.MiB, n.cfg.Highest.WorkspaceBytes},
-		{"home_bytes", l.HomeBytes, boxed.MiB, n.cfg.Highest.HomeBytes},
-		{"tmp_bytes", l.TmpBytes, boxed.MiB, n.cfg.Highest.TmpBytes},
-		{"output_bytes", l.OutputBytes, boxed.MiB, n.cfg.Highest.OutputBytes},
-		{"shm_bytes", l.ShmBytes, boxed.MiB, n.cfg.Highest.ShmBytes},
+		{"memory_bytes", l.MemoryBytes, minMemory, h.cfg.Highest.MemoryBytes},
+		{"processes", l.Processes, 4, h.cfg.Highest.Processes},
+		{"open_files", l.OpenFiles, 32, h.cfg.Highest.OpenFiles},
+		{"workspace_bytes", l.WorkspaceBytes, boxed.MiB, h.cfg.Highest.WorkspaceBytes},
+		{"home_bytes", l.HomeBytes, boxed.MiB, h.cfg.Highest.HomeBytes},
+		{"tmp_bytes", l.TmpBytes, boxed.MiB, h.cfg.Highest.TmpBytes},
+		{"output_bytes", l.OutputBytes, boxed.MiB, h.cfg.Highest.OutputBytes},
+		{"shm_bytes", l.ShmBytes, boxed.MiB, h.cfg.Highest.ShmBytes},
 	} {
 		if highest := cmp.Or(c.highst, maxLimit); c.value < c.low || c.value > highest {
 			return invalid("limits."+c.field, "%d must be between %d and %d", c.value, c.low, highest)
 		}
 	}
-	if !(l.CPUs >= minCPUs) || (n.cfg.Highest.CPUs > 0 && l.CPUs > n.cfg.Highest.CPUs) {
+	if !(l.CPUs >= minCPUs) || (h.cfg.Highest.CPUs > 0 && l.CPUs > h.cfg.Highest.CPUs) {
 		return invalid("limits.cpus", "%g must be at least %g, and at most what the operator allows", l.CPUs, minCPUs)
 	}
 	if sum := l.TmpfsBytes(); sum > l.MemoryBytes-boxed.MemoryHeadroom {

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -10,37 +12,90 @@ import (
 	"github.com/boxed-mesh/boxed/scheduler"
 )
 
-// Create completes and checks the spec, places the sandbox, and makes it here.
-func (n *Node) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox, error) {
+// Create completes and checks the spec, and makes the sandbox on this host if it
+// fits.
+func (h *host) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox, error) {
 	who := boxed.PrincipalFrom(ctx)
 	if who.Owner == "" {
-		return nil, boxed.Errorf(boxed.CodeUnauthenticated, "nobody is known to ask")
+		return nil, errNobody()
 	}
-	spec, err := n.resolve(spec, who)
+	asked := spec
+	if err := checkIdempotencyKey(spec.IdempotencyKey); err != nil {
+		return nil, err
+	}
+	spec, err := h.resolve(spec, who)
 	if err != nil {
 		return nil, err
 	}
-	info, engineErr := n.lately(ctx)
-	ask := scheduler.Ask{Limits: spec.Limits, Runtime: spec.Runtime, Node: spec.Node}
-	used, _ := n.cfg.Manager.Used()
-	// The choice among nodes, of which there is one. What it is judged by again
-	// when its room is reserved is the same Fits.
-	if _, _, err := scheduler.Place([]scheduler.NodeState{n.state(info, engineErr, used)}, ask); err != nil {
-		return nil, err
+	spec.SpecHash = asked.Hash()
+	info, engineErr := h.lately(ctx)
+	ask := h.askFor(ctx, spec)
+	used, _ := h.cfg.Manager.Used()
+	state := h.state(info, engineErr, used)
+	if r := scheduler.Fits(state, ask); r != nil && spec.IdempotencyKey == "" {
+		return nil, r.AsError()
 	}
-	return n.cfg.Manager.Create(ctx, who.Owner, spec, func(a sandbox.Admission) error {
-		if r := scheduler.Fits(n.state(info, engineErr, a.Used()), ask); r != nil {
+	spec.Runtime = scheduler.RuntimeFor(state, ask)
+	sb, err := h.cfg.Manager.Create(ctx, who.Owner, spec, func(a sandbox.Admission) error {
+		if spec.IdempotencyKey != "" {
+			if id, hash, made := a.Keyed(who.Owner, spec.IdempotencyKey); made {
+				return &errMade{id, hash}
+			}
+		}
+		// What it is judged by again when its room is reserved is the same Fits.
+		if r := scheduler.Fits(h.state(info, engineErr, a.Used()), ask); r != nil {
 			return r.AsError()
 		}
-		if err := n.withinQuota(a.Owned(who.Owner), who.Owner, spec.Limits); err != nil {
+		held, elsewhere := a.Owned(who.Owner), h.usage.elsewhere(who.Owner, h.cfg.Now())
+		held.Sandboxes += elsewhere.Sandboxes
+		held.MemoryBytes += elsewhere.MemoryBytes
+		if err := h.withinQuota(held, who, spec.Limits); err != nil {
 			return err
 		}
 		return nameFree(a, who.Owner, spec.Name, "")
 	})
+	var before *errMade
+	if errors.As(err, &before) {
+		return h.made(ctx, before, asked)
+	}
+	return sb, err
 }
 
-func (n *Node) withinQuota(held boxed.Capacity, owner string, l boxed.Limits) error {
-	q := n.cfg.Quota(owner)
+func errNobody() error {
+	return boxed.Errorf(boxed.CodeUnauthenticated, "nobody is known to ask")
+}
+
+// askFor is what a resolved spec asks of a node.
+func (h *host) askFor(ctx context.Context, spec boxed.Spec) scheduler.Ask {
+	ask := scheduler.Ask{
+		Limits: spec.Limits, Runtime: spec.Runtime, Node: spec.Node, Strategy: h.cfg.Strategy,
+		Entry: cmp.Or(boxed.HopFrom(ctx), h.cfg.ID),
+	}
+	if spec.Template == "" {
+		// A template's image is on every node that has the template, or will be: to go
+		// where it is already would keep a node without sandboxes without them.
+		ask.Image = spec.Image
+	}
+	if p := spec.Placement; p != nil {
+		ask.Isolation, ask.Labels = p.Isolation, p.NodeLabels
+		for _, id := range p.Near {
+			ask.Near = append(ask.Near, id.Node())
+		}
+		for _, id := range p.Apart {
+			ask.Apart = append(ask.Apart, id.Node())
+		}
+	}
+	return ask
+}
+
+func (h *host) withinQuota(held boxed.Capacity, who boxed.Principal, l boxed.Limits) error {
+	q := h.cfg.Quota(who.Owner)
+	if who.Sandboxes > 0 && (q.Sandboxes == 0 || who.Sandboxes < q.Sandboxes) {
+		q.Sandboxes = who.Sandboxes
+	}
+	if who.MemoryBytes > 0 && (q.MemoryBytes == 0 || who.MemoryBytes < q.MemoryBytes) {
+		q.MemoryBytes = who.MemoryBytes
+	}
 	switch {
 	case q.Sandboxes > 0 && held.Sandboxes >= q.Sandboxes:
 		return boxed.Errorf(boxed.CodeQuota, "you have %d sandboxes, as many as you may; destroy one first", held.Sandboxes).
@@ -62,12 +117,12 @@ func nameFree(a sandbox.Admission, owner, name string, but boxed.ID) error {
 	return nil
 }
 
-func (n *Node) templateNames() []string { return slices.Sorted(maps.Keys(n.cfg.Templates)) }
+func (h *host) templateNames() []string { return slices.Sorted(maps.Keys(h.cfg.Templates)) }
 
 // resolve completes a spec from its template and the defaults, and refuses what
 // this node does not serve, naming the field.
-func (n *Node) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error) {
-	defaults, env := n.cfg.Defaults, map[string]string{}
+func (h *host) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error) {
+	defaults, env := h.cfg.Defaults, map[string]string{}
 	switch {
 	case spec.Template != "" && spec.Image != "":
 		return spec, boxed.Errorf(boxed.CodeInvalid, "give a template or an image, not both").WithField("image")
@@ -75,9 +130,9 @@ func (n *Node) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error)
 		if spec.Template == "" {
 			spec.Template = boxed.DefaultTemplate
 		}
-		t, ok := n.cfg.Templates[spec.Template]
+		t, ok := h.cfg.Templates[spec.Template]
 		if !ok {
-			return spec, boxed.Errorf(boxed.CodeInvalid, "there is no template %q; there are %q", spec.Template, n.templateNames()).WithField("template")
+			return spec, boxed.Errorf(boxed.CodeInvalid, "there is no template %q; there are %q", spec.Template, h.templateNames()).WithField("template")
 		}
 		defaults, env, spec.Image = t.Limits, t.Env, t.Image
 		if spec.Runtime == "" {
@@ -88,17 +143,17 @@ func (n *Node) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error)
 		spec.Dir = boxed.DefaultDir
 	}
 	if spec.TTL == 0 {
-		spec.TTL = n.cfg.TTL
+		spec.TTL = h.cfg.TTL
 	}
 	if spec.IdleTimeout == 0 {
-		spec.IdleTimeout = n.cfg.Idle
+		spec.IdleTimeout = h.cfg.Idle
 	}
 	if spec.IdleTimeout == boxed.Never {
 		spec.IdleTimeout = 0
 	}
 	asked := spec.Limits
 	spec.Limits = asked.Or(defaults).FitTmpfs(asked)
-	if err := n.check(spec, who); err != nil {
+	if err := h.check(spec, who); err != nil {
 		return spec, err
 	}
 	spec.Env = merged(env, spec.Env)

@@ -18,8 +18,8 @@ import (
 	"github.com/boxed-mesh/boxed"
 )
 
-// keyKind is the kind of the documents that API keys are.
-const keyKind = "key"
+// KeyKind is the kind of the documents that API keys are.
+const KeyKind = "key"
 
 // Form of an API key: the prefix, so that scanners for leaked secrets find it,
 // and 256 random bits.
@@ -51,8 +51,10 @@ type KeysConfig struct {
 	// Trusted reports whether an author's documents may be keys. Nil trusts the
 	// Signer alone.
 	Trusted func(author ed25519.PublicKey) bool
-	Now     func() time.Time // nil: time.Now
-	Logger  *slog.Logger     // nil discards
+	// MayWrite refuses keys that other nodes would not take from this one. Nil: none.
+	MayWrite func() error
+	Now      func() time.Time // nil: time.Now
+	Logger   *slog.Logger     // nil discards
 }
 
 // Keys are the API keys that this node accepts: those in the store's documents,
@@ -80,7 +82,8 @@ var _ boxed.Admin = (*Keys)(nil)
 type keyEntry struct {
 	key       boxed.Key
 	hash      [sha256.Size]byte
-	bootstrap bool
+	bootstrap bool          // from this node's configuration
+	config    boxed.NodeID  // from another's
 	ended     chan struct{} // closed when the key is revoked or has expired; the same for all entries of one ID
 }
 
@@ -88,16 +91,39 @@ type keyEntry struct {
 type keyBody struct {
 	Hash []byte `json:"hash"` // SHA-256 of the secret
 	boxed.Key
+	// Config is the node of whose configuration it is, shared with the mesh.
+	Config boxed.NodeID `json:"config,omitempty"`
+}
+
+// name is the key of its document. Several nodes may have one API key in their
+// configurations, and each shares and takes back its own.
+func (b *keyBody) name() string {
+	if b.Config != "" {
+		return b.ID + "@" + string(b.Config)
+	}
+	return b.ID
 }
 
 // NewKeys reads the keys from the documents.
 func NewKeys(cfg KeysConfig) (*Keys, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	k := &Keys{cfg: cfg, byHash: map[[sha256.Size]byte]*keyEntry{}, byID: map[string]*keyEntry{}}
+	return k, k.reload()
+}
+
+// complete checks the configuration, and fills in what it leaves out.
+func (cfg *KeysConfig) complete() error {
 	if cfg.Documents == nil || len(cfg.Signer) != ed25519.PrivateKeySize || cfg.Clock == nil {
-		return nil, errors.New("keys: Documents, Signer and Clock are required")
+		return errors.New("keys: Documents, Signer and Clock are required")
 	}
 	if cfg.Trusted == nil {
 		own := cfg.Signer.Public().(ed25519.PublicKey)
 		cfg.Trusted = func(author ed25519.PublicKey) bool { return own.Equal(author) }
+	}
+	if cfg.MayWrite == nil {
+		cfg.MayWrite = func() error { return nil }
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -105,8 +131,21 @@ func NewKeys(cfg KeysConfig) (*Keys, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	k := &Keys{cfg: cfg, byHash: map[[sha256.Size]byte]*keyEntry{}, byID: map[string]*keyEntry{}}
-	return k, k.reload()
+	return nil
+}
+
+// put signs and stores a document, as change makes it.
+func (cfg *KeysConfig) put(kind, key string, body json.RawMessage, change func(*boxed.Document)) error {
+	d := boxed.Document{Kind: kind, Key: key, Stamp: cfg.Clock.Next(cfg.Now()), Body: body}
+	change(&d)
+	d.Sign(cfg.Signer)
+	switch took, err := cfg.Documents.PutDocument(d); {
+	case err != nil:
+		return err
+	case !took:
+		return boxed.Errorf(boxed.CodeConflict, "another node changed this key at the same time; try again")
+	}
+	return nil
 }
 
 // Run ends the streams of keys that expire, and takes in keys that other nodes
@@ -218,11 +257,14 @@ func keyVisible(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
+// Reload reads the keys again after documents were dropped.
+func (k *Keys) Reload() error { return k.reload() }
+
 // reload makes the index from the documents.
 func (k *Keys) reload() error {
 	k.loading.Lock()
 	defer k.loading.Unlock()
-	docs, err := k.cfg.Documents.Documents(keyKind)
+	docs, err := k.cfg.Documents.Documents(KeyKind)
 	if err != nil {
 		return fmt.Errorf("read the API keys: %w", err)
 	}
@@ -232,14 +274,14 @@ func (k *Keys) reload() error {
 			continue
 		}
 		var body keyBody
-		if err := json.Unmarshal(d.Body, &body); err != nil || len(body.Hash) != sha256.Size || body.ID != d.Key {
+		if err := json.Unmarshal(d.Body, &body); err != nil || len(body.Hash) != sha256.Size || body.name() != d.Key {
 			k.cfg.Logger.Error("an API key cannot be read", "key", d.Key, "err", err)
 			continue
 		}
 		if d.Revoked && body.RevokedAt.IsZero() {
 			body.RevokedAt = time.UnixMilli(d.Stamp.WallMS).UTC()
 		}
-		entries = append(entries, &keyEntry{key: body.Key, hash: [sha256.Size]byte(body.Hash)})
+		entries = append(entries, &keyEntry{key: body.Key, hash: [sha256.Size]byte(body.Hash), config: body.Config})
 	}
 	k.install(entries)
 	return nil
@@ -258,7 +300,14 @@ func (k *Keys) install(entries []*keyEntry) {
 		}
 	}
 	for _, e := range entries {
-		if before := old[e.key.ID]; before != nil {
+		before := old[e.key.ID]
+		if before != nil && before.bootstrap {
+			continue // what others have of this node's own
+		}
+		if have := k.byID[e.key.ID]; have != nil && have.key.RevokedAt.IsZero() && !e.key.RevokedAt.IsZero() {
+			continue // another node's configuration still has it
+		}
+		if before != nil {
 			e.ended = before.ended
 		} else {
 			e.ended = make(chan struct{})

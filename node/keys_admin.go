@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -81,6 +82,8 @@ func (k *Keys) RevokeKey(ctx context.Context, keyID string) error {
 		return boxed.Errorf(boxed.CodeConflict, "this API key comes from the node's configuration (api_key or api_key_file); change it there and start the node again").WithField("id")
 	case !e.key.RevokedAt.IsZero():
 		return nil
+	case e.config != "":
+		return boxed.Errorf(boxed.CodeConflict, "this API key comes from the configuration of node %s; change it there and start that node again, or remove the node", e.config).WithField("id")
 	}
 	key := e.key
 	key.RevokedAt = k.cfg.Now().UTC()
@@ -90,22 +93,98 @@ func (k *Keys) RevokeKey(ctx context.Context, keyID string) error {
 	return nil
 }
 
+// Share gives the keys of this node's configuration to the mesh, so that whoever
+// holds one is known on every node; and takes back those that the configuration no
+// longer has.
+func (k *Keys) Share(self boxed.NodeID) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	docs, err := k.cfg.Documents.Documents(KeyKind)
+	if err != nil {
+		return err
+	}
+	shared := map[string]bool{}
+	for _, d := range docs {
+		var body keyBody
+		if d.Revoked || d.Tombstone || json.Unmarshal(d.Body, &body) != nil || body.Config != self {
+			continue
+		}
+		k.mu.RLock()
+		e := k.byID[body.ID]
+		k.mu.RUnlock()
+		if e != nil && e.bootstrap {
+			shared[body.ID] = true
+			continue
+		}
+		if err := k.buryLocked(body); err != nil {
+			return fmt.Errorf("take back an API key of the configuration: %w", err)
+		}
+	}
+	k.mu.RLock()
+	var news []keyBody
+	for _, e := range k.byID {
+		if e.bootstrap && !shared[e.key.ID] {
+			body := keyBody{Hash: e.hash[:], Key: e.key, Config: self}
+			body.Comment = "from the configuration of node " + string(self)
+			news = append(news, body)
+		}
+	}
+	k.mu.RUnlock()
+	var errs []error
+	for _, body := range news {
+		if err := k.putLocked(body, false); err != nil {
+			errs = append(errs, fmt.Errorf("share the API key of the configuration: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Unshare takes back the keys of this node's configuration, as it leaves the mesh.
+func (k *Keys) Unshare(self boxed.NodeID) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	docs, err := k.cfg.Documents.Documents(KeyKind)
+	if err != nil {
+		return err
+	}
+	for _, d := range docs {
+		var body keyBody
+		if d.Revoked || d.Tombstone || json.Unmarshal(d.Body, &body) != nil || body.Config != self {
+			continue
+		}
+		if err := k.buryLocked(body); err != nil {
+			return fmt.Errorf("take back an API key of the configuration: %w", err)
+		}
+	}
+	return nil
+}
+
+// buryLocked takes a key back that may be given again: a revocation is for ever.
+func (k *Keys) buryLocked(body keyBody) error {
+	return k.storeLocked(body, func(d *boxed.Document) { d.Tombstone = true })
+}
+
 // putLocked signs and stores a key, and has it in force when it returns.
 func (k *Keys) putLocked(body keyBody, revoked bool) error {
+	return k.storeLocked(body, func(d *boxed.Document) { d.Revoked = revoked })
+}
+
+func (k *Keys) storeLocked(body keyBody, change func(*boxed.Document)) error {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
-	d := boxed.Document{Kind: keyKind, Key: body.ID, Stamp: k.cfg.Clock.Next(k.cfg.Now()), Revoked: revoked, Body: raw}
-	d.Sign(k.cfg.Signer)
-	switch took, err := k.cfg.Documents.PutDocument(d); {
-	case err != nil:
+	if err := k.cfg.MayWrite(); err != nil && body.Config == "" {
 		return err
-	case !took:
-		return boxed.Errorf(boxed.CodeConflict, "another node changed this API key at the same time; try again")
+	}
+	if err := k.cfg.put(KeyKind, body.name(), raw, change); err != nil {
+		return err
 	}
 	return k.reload()
 }
+
+// ValidOwner checks the name of an owner.
+func ValidOwner(owner string) error { return keyValidOwner(owner, boxed.RoleUser) }
 
 func keyValidOwner(owner string, role boxed.Role) error {
 	if owner == "" || len(owner) > keyMaxOwner || owner == "*" || !keyVisible(owner) {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"iter"
 	"slices"
@@ -20,15 +19,15 @@ const (
 
 // mine finds a sandbox that the caller may see. What it may not see does not
 // exist; neither does, so far, what another node owns.
-func (n *Node) mine(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
-	s, err := n.cfg.Manager.Get(id)
+func (h *host) mine(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) {
+	s, err := h.cfg.Manager.Get(id)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case boxed.PrincipalFrom(ctx).MaySee(s.Owner):
 		return s, nil
-	case !n.cfg.Manager.Recovered(): // as to what is not there
+	case !h.cfg.Manager.Recovered(): // as to what is not there
 		return nil, errRecovering()
 	}
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %s", id)
@@ -39,41 +38,49 @@ func errRecovering() error {
 }
 
 // Get returns a living sandbox or an end record.
-func (n *Node) Get(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) { return n.mine(ctx, id) }
+func (h *host) Get(ctx context.Context, id boxed.ID) (*boxed.Sandbox, error) { return h.mine(ctx, id) }
 
-// List returns a page of sandboxes, newest first.
-func (n *Node) List(ctx context.Context, f boxed.Filter) (boxed.List, error) {
-	who := boxed.PrincipalFrom(ctx)
-	owner := f.Owner
-	switch {
-	case owner == "":
-		owner = who.Owner
-	case owner != who.Owner && !who.Admin():
-		return boxed.List{}, boxed.Errorf(boxed.CodeForbidden, "only an admin may list another owner's sandboxes").WithField("owner")
-	}
-	limit := f.Limit
-	if limit == 0 {
-		limit = defaultPage
-	}
-	if limit < 1 || limit > maxPage {
-		return boxed.List{}, invalid("limit", "%d must be between 1 and %d", limit, maxPage)
-	}
-	after, err := parseCursor(f.Cursor)
+// List returns a page of this host's sandboxes, newest first.
+func (h *host) List(ctx context.Context, f boxed.Filter) (boxed.List, error) {
+	f, err := checkFilter(ctx, f)
 	if err != nil {
 		return boxed.List{}, err
 	}
+	cursor, err := parseCursor(f.Cursor)
+	if err != nil {
+		return boxed.List{}, err
+	}
+	after := cursor.after(h.cfg.ID)
 	page := boxed.List{Sandboxes: []boxed.Sandbox{}}
-	for _, s := range n.cfg.Manager.List() {
-		if !matches(&s, owner, f) || (after != "" && position(&s) <= after) {
+	for _, s := range h.cfg.Manager.List() {
+		if !matches(&s, f.Owner, f) || (after != "" && position(&s) <= after) {
 			continue
 		}
-		if len(page.Sandboxes) == limit {
-			page.Next = base64.RawURLEncoding.EncodeToString([]byte(position(&page.Sandboxes[limit-1])))
+		if len(page.Sandboxes) == f.Limit {
+			page.Next = cursor.read(h.cfg.ID, position(&page.Sandboxes[f.Limit-1])).String()
 			break
 		}
 		page.Sandboxes = append(page.Sandboxes, s)
 	}
 	return page, nil
+}
+
+// checkFilter fills in whose sandboxes are listed, and how many.
+func checkFilter(ctx context.Context, f boxed.Filter) (boxed.Filter, error) {
+	who := boxed.PrincipalFrom(ctx)
+	switch {
+	case f.Owner == "":
+		f.Owner = who.Owner
+	case f.Owner != who.Owner && !who.Admin():
+		return f, boxed.Errorf(boxed.CodeForbidden, "only an admin may list another owner's sandboxes").WithField("owner")
+	}
+	if f.Limit == 0 {
+		f.Limit = defaultPage
+	}
+	if f.Limit < 1 || f.Limit > maxPage {
+		return f, invalid("limit", "%d must be between 1 and %d", f.Limit, maxPage)
+	}
+	return f, nil
 }
 
 func matches(s *boxed.Sandbox, owner string, f boxed.Filter) bool {
@@ -99,28 +106,25 @@ func position(s *boxed.Sandbox) string {
 	return fmt.Sprintf("%020d %s", ^uint64(s.CreatedAt.UnixNano()), s.ID)
 }
 
-func parseCursor(cursor string) (string, error) {
-	raw, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || (cursor != "" && len(raw) < 22) {
-		return "", invalid("cursor", "%.40q is not from an earlier page", cursor)
+// Resolve finds a sandbox of this host by ID, name or prefix of the ID.
+func (h *host) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) {
+	if id, err := boxed.ParseID(ref); err == nil {
+		return h.mine(ctx, id)
 	}
-	return string(raw), nil
+	sb, err := pick(boxed.PrincipalFrom(ctx), ref, h.cfg.Manager.List())
+	if boxed.CodeOf(err) == boxed.CodeNotFound && !h.cfg.Manager.Recovered() {
+		return nil, errRecovering()
+	}
+	return sb, err
 }
 
-// Resolve finds a sandbox by ID, name or prefix of the ID. A caller's own
-// living sandbox of that name wins; an admin finds others' by name too.
-func (n *Node) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) {
-	if id, err := boxed.ParseID(ref); err == nil {
-		return n.mine(ctx, id)
-	}
-	if ref == "" { // it is no name, and not that of all who have none
-		return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %q", ref)
-	}
-	who := boxed.PrincipalFrom(ctx)
+// pick finds what ref means among sandboxes. A caller's own living sandbox of
+// that name wins; an admin finds others' by name too.
+func pick(who boxed.Principal, ref string, among []boxed.Sandbox) (*boxed.Sandbox, error) {
 	var own, others, prefixed []boxed.Sandbox
-	for _, s := range n.cfg.Manager.List() {
+	for _, s := range among {
 		switch {
-		case !who.MaySee(s.Owner):
+		case ref == "" || !who.MaySee(s.Owner): // no name is not that of all who have none
 		case s.Name == ref && !s.State.Ended() && s.Owner == who.Owner:
 			own = append(own, s)
 		case s.Name == ref && !s.State.Ended():
@@ -142,26 +146,24 @@ func (n *Node) Resolve(ctx context.Context, ref string) (*boxed.Sandbox, error) 
 			for _, s := range found {
 				ids = append(ids, s.ID)
 			}
+			slices.Sort(ids)
 			return nil, boxed.Errorf(boxed.CodeConflict, "%q could be %d sandboxes; give more of the ID: %v", ref, len(ids), ids).With("ids", ids)
 		}
-	}
-	if !n.cfg.Manager.Recovered() {
-		return nil, errRecovering()
 	}
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no sandbox %q", ref)
 }
 
 // Wait returns when the sandbox is in the state, or has ended.
-func (n *Node) Wait(ctx context.Context, id boxed.ID, until boxed.State) (*boxed.Sandbox, error) {
-	if _, err := n.mine(ctx, id); err != nil {
+func (h *host) Wait(ctx context.Context, id boxed.ID, until boxed.State) (*boxed.Sandbox, error) {
+	if _, err := h.mine(ctx, id); err != nil {
 		return nil, err
 	}
-	return n.cfg.Manager.Wait(ctx, id, until)
+	return h.cfg.Manager.Wait(ctx, id, until)
 }
 
 // Update changes a living sandbox.
-func (n *Node) Update(ctx context.Context, id boxed.ID, u boxed.Update) (*boxed.Sandbox, error) {
-	s, err := n.mine(ctx, id)
+func (h *host) Update(ctx context.Context, id boxed.ID, u boxed.Update) (*boxed.Sandbox, error) {
+	s, err := h.mine(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +183,7 @@ func (n *Node) Update(ctx context.Context, id boxed.ID, u boxed.Update) (*boxed.
 		u.IdleTimeout = &idle
 	}
 	if u.TTL != nil {
-		if err := n.checkTTL("ttl", *u.TTL, boxed.PrincipalFrom(ctx)); err != nil {
+		if err := h.checkTTL("ttl", *u.TTL, boxed.PrincipalFrom(ctx)); err != nil {
 			return nil, err
 		}
 	}
@@ -192,19 +194,19 @@ func (n *Node) Update(ctx context.Context, id boxed.ID, u boxed.Update) (*boxed.
 		}
 		admit = func(a sandbox.Admission) error { return nameFree(a, s.Owner, *u.Name, id) }
 	}
-	return n.cfg.Manager.Update(id, u, admit)
+	return h.cfg.Manager.Update(id, u, admit)
 }
 
 // Events yields what the caller may see of what happens after the cursor.
-func (n *Node) Events(ctx context.Context, after boxed.Cursor) iter.Seq2[boxed.Event, error] {
+func (h *host) Events(ctx context.Context, after boxed.Cursor) iter.Seq2[boxed.Event, error] {
 	who := boxed.PrincipalFrom(ctx)
 	return func(yield func(boxed.Event, error) bool) {
 		if after == "" {
-			after = n.cfg.Events.EventsNow()
+			after = h.cfg.Events.EventsNow()
 		}
 		for {
-			changed := n.cfg.Events.EventsChanged()
-			events, err := n.cfg.Events.EventsAfter(after, 0)
+			changed := h.cfg.Events.EventsChanged()
+			events, err := h.cfg.Events.EventsAfter(after, 0)
 			if err != nil {
 				yield(boxed.Event{}, err)
 				return

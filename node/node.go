@@ -1,20 +1,16 @@
 // Package node is the host daemon: it implements [boxed.API] for the sandboxes
 // of this host. It decides who may see and do what, completes and checks specs,
-// admits within capacity and quotas, and routes a call to the sandbox's owner,
-// which so far is this node or nobody.
+// admits within capacity and quotas, and routes a call to the node that owns
+// the sandbox, which its ID names.
 //
-// It knows neither HTTP nor Docker; sandbox.Manager does the work. Start
-// reading at [Node] and [Node.Create].
+// It knows neither HTTP nor Docker; sandbox.Manager does the work on this host,
+// and a Mesh reaches the others. Start reading at [Node] and [Node.Create].
 package node
 
 import (
 	"context"
 	"log/slog"
-	"os"
-	"runtime"
-	"strconv"
-	"strings"
-	"sync"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -49,8 +45,31 @@ type Config struct {
 	Quota     func(owner string) Quota
 	Policy    scheduler.Policy
 	Most      int // sandboxes; 0: as many as fit
-	Log       *slog.Logger
-	Now       func() time.Time
+
+	Place    boxed.PlaceRule          // "": PlaceAny
+	Load     func() float64           // of the last minute, per core; nil: this machine's
+	Labels   func() map[string]string // of this node; nil: none
+	Strategy scheduler.Strategy       // by which this node places
+	Settings SettingsStore            // nil: what an operator sets is forgotten at a restart
+
+	Log *slog.Logger
+	Now func() time.Time
+}
+
+// Settings are what an operator sets on a running node.
+type Settings struct {
+	Cordoned bool      `json:"cordoned,omitempty"`
+	By       string    `json:"by,omitempty"` // whose key
+	At       time.Time `json:"at,omitzero"`
+	// DrainUntil is when what is left is ended; zero without a drain.
+	DrainUntil time.Time `json:"drain_until,omitzero"`
+	Drained    bool      `json:"drained,omitempty"` // nothing was left, which an event has said
+}
+
+// SettingsStore keeps Settings over restarts.
+type SettingsStore interface {
+	Load() (Settings, error)
+	Save(Settings) error
 }
 
 // Quota bounds what one owner's living sandboxes hold. Zero is no bound.
@@ -59,23 +78,36 @@ type Quota struct {
 	MemoryBytes int64
 }
 
-// Node serves one host. All methods are safe for concurrent use.
+// Node serves one host, and passes on what concerns another. All methods are
+// safe for concurrent use.
 type Node struct {
-	cfg      Config
-	total    boxed.Capacity
-	started  time.Time
-	draining atomic.Bool
-
-	mu     sync.Mutex // guards what is known of the engine
-	info   sandbox.Info
-	err    error
-	asked  time.Time
-	asking chan struct{} // closed when the question under way is answered; nil without one
+	*host
+	mesh   atomic.Pointer[Mesh]
+	ledger scheduler.Ledger
+	wake   chan struct{} // capacity 1: tell the mesh, whatever it was told last
+	// changed has capacity 1: what the node holds has changed.
+	changed chan struct{}
 }
 
 var _ boxed.API = (*Node)(nil)
 
-// New makes a Node over a Manager, which its owner runs.
+// Mesh is the other nodes. Peers is one.
+type Mesh interface {
+	// Nodes are this node, first, and all others that are known.
+	Nodes() []boxed.NodeSummary
+	Node(id boxed.NodeID) (boxed.NodeSummary, bool)
+	// Publish tells the others of this node.
+	Publish(boxed.NodeSummary) error
+	// Broadcast gossips a short message; one under the same name that is still on its
+	// way gives way to it.
+	Broadcast(name string, msg []byte)
+	// Peer calls a node, as whoever is in the call's context.
+	Peer(id boxed.NodeID) boxed.API
+	// HTTP carries requests to a node's API.
+	HTTP(id boxed.NodeID) http.RoundTripper
+}
+
+// New makes a Node over a Manager, which its owner runs. It is alone until SetMesh.
 func New(cfg Config) (*Node, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -83,163 +115,51 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Quota == nil {
 		cfg.Quota = func(string) Quota { return Quota{} }
 	}
-	total, err := Machine()
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Labels == nil {
+		cfg.Labels = func() map[string]string { return nil }
+	}
+	if cfg.Load == nil {
+		cfg.Load = load
+	}
+	if cfg.Place == "" {
+		cfg.Place = boxed.PlaceAny
+	}
+	h, err := newHost(cfg)
 	if err != nil {
 		return nil, err
 	}
-	total.Sandboxes = cfg.Most
-	return &Node{cfg: cfg, total: total, started: cfg.Now()}, nil
+	return &Node{host: h, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1)}, nil
 }
 
-// Machine is the memory and the cores of this host.
-func Machine() (boxed.Capacity, error) {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return boxed.Capacity{}, err
+// Name is what people call the node.
+func (n *Node) Name() string { return n.cfg.Name }
+
+// SetMesh makes the node one of many; nil makes it alone again.
+func (n *Node) SetMesh(m Mesh) {
+	if m == nil {
+		n.mesh.Store(nil)
+		return
 	}
-	c := boxed.Capacity{CPUs: float64(runtime.NumCPU())}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "MemTotal:" {
-			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			if err != nil {
-				return c, err
-			}
-			c.MemoryBytes = kib << 10
-		}
-	}
-	return c, nil
+	n.mesh.Store(&m)
+	kick(n.wake)
 }
 
-// Drain stops admitting new sandboxes. Calls about living ones go on.
-func (n *Node) Drain() { n.draining.Store(true) }
-
-// How long what is known of the engine is believed, and how long one question
-// may take before the node counts as not ready.
-const (
-	engineFresh   = 2 * time.Second
-	enginePatient = 900 * time.Millisecond
-	engineLately  = 10 * time.Minute // to place a sandbox by
-	engineAgain   = time.Minute      // from then on it is asked anew meanwhile, which takes a core for 20 ms
-)
-
-// lately describes the engine without waiting for it, if it was well not long
-// ago: it takes longer to answer than to claim a warm sandbox, which does not need
-// it. What does need it finds out what has changed.
-func (n *Node) lately(ctx context.Context) (sandbox.Info, error) {
-	n.mu.Lock()
-	age := n.cfg.Now().Sub(n.asked)
-	if n.asked.IsZero() || n.err != nil || age > engineLately {
-		n.mu.Unlock()
-		return n.engine(ctx)
+// others is the mesh for a call that may go there: nil if there is none, or if a
+// node passed the call on, which is done once.
+func (n *Node) others(ctx context.Context) Mesh {
+	m := n.mesh.Load()
+	if m == nil || boxed.HopFrom(ctx) != "" {
+		return nil
 	}
-	defer n.mu.Unlock()
-	if age >= engineAgain && n.asking == nil {
-		n.asking = make(chan struct{})
-		go n.ask(n.asking)
-	}
-	return n.info, nil
+	return *m
 }
 
-// engine describes the engine. Many ask; one asks the engine.
-func (n *Node) engine(ctx context.Context) (sandbox.Info, error) {
-	n.mu.Lock()
-	if n.cfg.Now().Sub(n.asked) < engineFresh && !n.asked.IsZero() {
-		defer n.mu.Unlock()
-		return n.info, n.err
-	}
-	answered := n.asking
-	if answered == nil {
-		answered = make(chan struct{})
-		n.asking = answered
-		go n.ask(answered)
-	}
-	known, info := !n.asked.IsZero() && n.err == nil, n.info
-	n.mu.Unlock()
-	patience := time.NewTimer(enginePatient)
-	defer patience.Stop()
+func kick(c chan struct{}) {
 	select {
-	case <-answered:
-	case <-ctx.Done():
-		return info, ctx.Err()
-	case <-patience.C:
-		if !known {
-			return info, boxed.Errorf(boxed.CodeNotReady, "the container engine does not answer yet")
-		}
-		return info, boxed.Errorf(boxed.CodeNotReady, "the container engine is slow to answer")
+	case c <- struct{}{}:
+	default:
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.info, n.err
-}
-
-// ask asks the engine once. Its end closes answered, so a test that waits for
-// an answer waits for the goroutine.
-func (n *Node) ask(answered chan struct{}) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	info, err := n.cfg.Driver.Info(ctx)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.info, n.err, n.asked, n.asking = info, err, n.cfg.Now(), nil
-	close(answered)
-}
-
-// Ready returns why the node cannot take work, or nothing.
-func (n *Node) Ready(ctx context.Context) []string {
-	return n.problems(n.engine(ctx))
-}
-
-// problems are why the node cannot take work, where the engine says info or err.
-func (n *Node) problems(info sandbox.Info, err error) []string {
-	problems := []string{}
-	switch {
-	case err != nil:
-		problems = append(problems, boxed.AsError(err).Message)
-	case len(info.Runtimes) == 0:
-		problems = append(problems, "no OCI runtime of the engine can start a container")
-	}
-	if !n.cfg.Manager.Recovered() {
-		problems = append(problems, "the node is recovering its sandboxes")
-	}
-	if n.draining.Load() {
-		problems = append(problems, "the node is stopping")
-	}
-	return problems
-}
-
-// state is this node as the scheduler sees it; used is what is reserved.
-func (n *Node) state(info sandbox.Info, engineErr error, used boxed.Capacity) scheduler.NodeState {
-	s := scheduler.NodeState{
-		ID: n.cfg.ID, Arch: runtime.GOARCH, Runtimes: info.Runtimes, Default: info.Default,
-		Ready: engineErr == nil, Draining: n.draining.Load(), Total: n.total, Used: used, Policy: n.cfg.Policy,
-	}
-	if engineErr != nil {
-		s.Problem = boxed.AsError(engineErr).Message
-	}
-	return s
-}
-
-// NodeInfo describes this node.
-func (n *Node) NodeInfo(ctx context.Context) (*boxed.NodeInfo, error) {
-	info, err := n.engine(ctx)
-	problems := append(n.problems(info, err), info.Problems...)
-	used, _ := n.cfg.Manager.Used()
-	pools, hits, misses := n.cfg.Manager.Pools()
-	for _, p := range pools {
-		if p.Problem != "" {
-			problems = append(problems, "pool "+p.Template+": "+p.Problem)
-		}
-	}
-	templates := []boxed.Template{}
-	for _, name := range n.templateNames() {
-		templates = append(templates, n.cfg.Templates[name])
-	}
-	state := n.state(info, err, used)
-	return &boxed.NodeInfo{
-		ID: n.cfg.ID, Name: n.cfg.Name, Version: n.cfg.Version,
-		Ready: err == nil && n.cfg.Manager.Recovered() && len(info.Runtimes) > 0, Problems: problems, Draining: n.draining.Load(),
-		Arch: runtime.GOARCH, Runtimes: append([]string{}, info.Runtimes...), Default: info.Default, Engine: info.Engine, Cgroup: info.Cgroup,
-		Templates: templates, Capacity: state.Usable(), Used: used, Sandboxes: used.Sandboxes,
-		Pool: pools, WarmHits: hits, WarmMisses: misses, StartedAt: n.started,
-	}, nil
 }

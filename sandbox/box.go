@@ -49,6 +49,13 @@ func (b *box) record() Record {
 	return b.rec
 }
 
+// look lets f read the record, which is not copied.
+func (b *box) look(f func(*Record)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f(&b.rec)
+}
+
 // link is the host's side of its agent, or nil.
 func (b *box) link() *agent.Host {
 	b.mu.Lock()

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -105,7 +106,7 @@ const (
 // calm waits until no claim was made for a moment, within bounds. It reports
 // false if ctx or the Manager ends meanwhile.
 func (m *Manager) calm(ctx context.Context) bool {
-	deadline := time.Now().Add(calmMost)
+	deadline := time.Now().Add(calmMost/2 + rand.N(calmMost)) // not all nodes that a rush is spread over at once
 	for {
 		m.mu.Lock()
 		wait := min(time.Until(m.claimed.Add(calmAfter)), time.Until(deadline))

@@ -3,7 +3,10 @@ package sandbox_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,5 +212,43 @@ func TestWaitShowsWhatItWaitedFor(t *testing.T) {
 		if got := <-shown; got != nil && got.State != boxed.StatePaused {
 			t.Fatalf("it is %s", got.State)
 		}
+	}
+}
+
+// A laptop that was shut for longer than a sandbox's ttl does not end it the moment
+// it is opened: there is an event, and time to renew it.
+func TestNothingEndsTheMomentAHostWakes(t *testing.T) {
+	var asleep atomic.Int64
+	r := newRig(t, func(c *sandbox.Config) { c.Asleep = func() time.Duration { return time.Duration(asleep.Load()) } })
+	r.run()
+	renewed := r.create(func(s *boxed.Spec) { s.TTL = boxed.Duration(time.Hour) })
+	left := r.create(func(s *boxed.Spec) { s.TTL = boxed.Duration(time.Hour) })
+	asleep.Store(int64(8 * time.Hour))
+	r.advance(8 * time.Hour)
+	r.Sweep()
+	r.advance(time.Minute)
+	r.Sweep()
+	r.mu.Lock()
+	told := slices.ContainsFunc(r.events, func(e boxed.Event) bool {
+		return e.Type == boxed.EventNodeWarn && strings.Contains(e.Message, "8h0m0s")
+	})
+	r.mu.Unlock()
+	if !told {
+		t.Error("there is no event")
+	}
+	for _, s := range []*boxed.Sandbox{renewed, left} {
+		if got := r.get(s.ID); got.State != boxed.StateRunning {
+			t.Fatalf("%s: %s", got.State, got.Message)
+		}
+	}
+	ttl := boxed.Duration(time.Hour)
+	if _, err := r.Update(renewed.ID, boxed.Update{TTL: &ttl}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.advance(2 * time.Minute)
+	r.Sweep()
+	r.waitEnd(left.ID, boxed.StateStopped, boxed.EndExpired)
+	if got := r.get(renewed.ID); got.State != boxed.StateRunning {
+		t.Errorf("%s: %s", got.State, got.Message)
 	}
 }

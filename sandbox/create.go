@@ -46,11 +46,36 @@ func (a Admission) Named(owner, name string) (id boxed.ID) {
 	return id
 }
 
+// Keyed finds an owner's sandbox by the idempotency key that it was made under,
+// also one that has ended, but not one that never came to be; and the hash of its
+// spec.
+func (a Admission) Keyed(owner, key string) (id boxed.ID, hash string, ok bool) {
+	for _, b := range a.m.boxes {
+		r := b.record()
+		if s := &r.Sandbox; s.Owner == owner && s.IdempotencyKey == key && s.Reason != boxed.EndCreateFailed && s.Reason != boxed.EndInterrupted &&
+			r.Ending != boxed.EndCreateFailed {
+			return s.ID, r.SpecHash, true
+		}
+	}
+	return "", "", false
+}
+
+// Keyed is the same outside of an admission.
+func (m *Manager) Keyed(owner, key string) (boxed.ID, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	id, _, ok := Admission{m}.Keyed(owner, key)
+	return id, ok
+}
+
+// each shows f all claimed sandboxes that live, to read.
 func (a Admission) each(f func(*boxed.Sandbox)) {
 	for _, b := range a.m.living {
-		if r := b.record(); !r.Pooled && !r.Sandbox.State.Ended() {
-			f(&r.Sandbox)
-		}
+		b.look(func(r *Record) {
+			if !r.Pooled && !r.Sandbox.State.Ended() {
+				f(&r.Sandbox)
+			}
+		})
 	}
 }
 
@@ -202,6 +227,9 @@ func (r *Record) fill(now time.Time, owner string, spec boxed.Spec) {
 	s.Owner, s.Name, s.Labels, s.Template = owner, spec.Name, spec.Labels, spec.Template
 	s.Env, s.Dir, s.Limits = spec.Env, spec.Dir, spec.Limits
 	s.TTL, s.IdleTimeout, s.CreatedAt = spec.TTL, spec.IdleTimeout, now
+	if s.IdempotencyKey = spec.IdempotencyKey; s.IdempotencyKey != "" {
+		r.SpecHash = spec.SpecHash
+	}
 	r.Pooled = false
 }
 
@@ -328,7 +356,7 @@ func (b *box) died() bool {
 func (b *box) dir() string { return filepath.Join(b.m.cfg.Dir, string(b.id)) }
 
 func (b *box) stepMount(context.Context) error {
-	return makeMount(b.dir(), b.id, b.record().UID)
+	return makeMount(b.dir(), b.id, b.record().UID, b.m.cfg.Tools)
 }
 
 // listen makes the socket and waits for nobody.

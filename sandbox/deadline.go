@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/agent"
 )
@@ -159,13 +161,60 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
+// wakeGrace is how long after the host has slept no deadline ends a sandbox: time
+// for whoever opens the laptop to renew what passed while it was shut.
+const wakeGrace = 2 * time.Minute
+
+// slept notices that the host has slept since the last look. Deadlines have gone on
+// meanwhile, but nothing is ended before a while and an event.
+func (m *Manager) slept(now time.Time) {
+	asleep := m.cfg.Asleep()
+	m.mu.Lock()
+	since := asleep - m.asleep
+	m.asleep = asleep
+	if since >= wakeLeast {
+		m.awake = now.Add(wakeGrace)
+	}
+	m.mu.Unlock()
+	if since < wakeLeast {
+		return
+	}
+	m.log.Info("the host has slept", "for", since.Round(time.Second), "grace", wakeGrace)
+	m.cfg.Emit(boxed.Event{
+		Type: boxed.EventNodeWarn, At: now, Node: m.cfg.Node,
+		Message: "the host slept for " + since.Round(time.Second).String() + "; sandboxes whose time has passed end in " + wakeGrace.String() + " unless they are renewed",
+	})
+}
+
+// wakeLeast is what counts as sleep: less is measuring.
+const wakeLeast = 5 * time.Second
+
+// hostAsleep is how long this machine has been suspended since it was started: what
+// CLOCK_BOOTTIME counts and CLOCK_MONOTONIC does not.
+func hostAsleep() time.Duration {
+	var boot, mono unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono) != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil {
+		return 0
+	}
+	return time.Duration(boot.Nano() - mono.Nano())
+}
+
+// graced reports whether no deadline may end a sandbox now.
+func (m *Manager) graced(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Before(m.awake) && m.awake.Sub(now) <= wakeGrace // else the clock was set back
+}
+
 // Sweep does one round of what Run does every second.
 func (m *Manager) Sweep() {
 	now := m.cfg.Now()
+	m.slept(now)
+	graced := m.graced(now)
 	for _, b := range m.alive() {
 		b.mu.Lock()
 		reason, _ := b.dueLocked(now)
-		judge := reason != "" && !b.judging
+		judge := reason != "" && !b.judging && (!graced || b.rec.Ending != "")
 		b.judging = b.judging || judge
 		b.mu.Unlock()
 		if judge {

@@ -19,6 +19,15 @@ func (m *Manager) Destroy(ctx context.Context, id boxed.ID) error {
 	return b.destroy(ctx, boxed.EndDestroyed, "destroyed as asked", boxed.StateStopped)
 }
 
+// Evict is Destroy for a reason of the node's.
+func (m *Manager) Evict(ctx context.Context, id boxed.ID, reason boxed.EndReason, why string) error {
+	b, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	return b.destroy(ctx, reason, why, boxed.StateStopped)
+}
+
 // destroySteps remove what createSteps left, all of it or a part. Once the
 // agent's exit has taken every process with it, remove and directory are put off:
 // the engine takes 50 ms and more for what nobody waits for.

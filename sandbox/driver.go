@@ -74,6 +74,7 @@ const (
 	GuestDir   = "/run/boxed"    // Box.Mount
 	GuestAgent = "/.boxed-agent" // Box.Agent
 	SocketName = "agent.sock"    // in Box.Mount
+	ToolsName  = "tools"         // in Box.Mount; see boxed.ToolsPath
 	GuestHome  = "/home/sandbox" // tmpfs, HOME of user code
 	GuestUser  = "sandbox"       // its name in passwd
 )

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/agent"
@@ -24,6 +25,9 @@ func (m *Manager) Exec(ctx context.Context, id boxed.ID, req boxed.ExecRequest) 
 	}
 	defer done()
 	start, err := b.execStart(req)
+	if err == nil && req.Linger != 0 {
+		err = boxed.Errorf(boxed.CodeInvalid, "linger is for a detached exec; one that is attached ends with its client").WithField("linger")
+	}
 	if err != nil {
 		return lost(""), err
 	}
@@ -143,7 +147,7 @@ func (b *box) execStart(req boxed.ExecRequest) (agent.ExecStart, error) {
 	start := agent.ExecStart{
 		ID: string(boxed.NewExecID()), Code: []byte(req.Code), Dir: req.Dir, TTY: req.TTY,
 		Cols: req.Size.Cols, Rows: req.Size.Rows, Stdin: req.Stdin != nil || req.OpenStdin || req.TTY,
-		TimeoutMS: req.Timeout.D().Milliseconds(), MaxOutput: req.MaxOutput,
+		TimeoutMS: req.Timeout.D().Milliseconds(), MaxOutput: req.MaxOutput, LingerMS: req.Linger.D().Milliseconds(),
 	}
 	switch {
 	case len(req.Args) > 0 && (req.Language != "" || req.Code != ""):
@@ -154,6 +158,9 @@ func (b *box) execStart(req boxed.ExecRequest) (agent.ExecStart, error) {
 		if start.Language = boxed.CanonicalLanguage(req.Language); start.Language == "" {
 			return start, boxed.Errorf(boxed.CodeInvalid, "unsupported language %q; it may be %s", clip(req.Language), strings.Join(boxed.Languages(), ", ")).WithField("language")
 		}
+	}
+	if req.Linger != 0 && (req.Linger < boxed.Duration(time.Second) || req.Linger > boxed.MaxLinger) {
+		return start, boxed.Errorf(boxed.CodeInvalid, "linger of %s; it may be 1s to %s", req.Linger, boxed.MaxLinger).WithField("linger")
 	}
 	if len(req.Code) > boxed.MaxCodeBytes {
 		return start, boxed.Errorf(boxed.CodeTooLarge, "code of %d bytes, at most %d are allowed; put it into a file", len(req.Code), boxed.MaxCodeBytes).WithField("code")
@@ -328,7 +335,7 @@ func (m *Manager) KillExec(ctx context.Context, id boxed.ID, exec boxed.ExecID) 
 func execOf(i agent.ExecInfo) *boxed.Exec {
 	e := &boxed.Exec{
 		ID: boxed.ExecID(clip(i.ID)), Language: clip(i.Language), TTY: i.TTY, Detached: i.Detached,
-		Running: i.Exit == nil, PID: i.PID, Processes: i.Processes, StartedAt: i.Started, EndedAt: i.Ended,
+		Running: i.Exit == nil, Viewers: i.Attached, Linger: boxed.Duration(time.Duration(i.LingerMS) * time.Millisecond), PID: i.PID, Processes: i.Processes, StartedAt: i.Started, EndedAt: i.Ended,
 	}
 	for n, arg := range i.Args {
 		if n == 256 {

@@ -221,27 +221,37 @@ func TestABrokenLinkLosesNoByte(t *testing.T) {
 		return 5
 	})
 	s := r.create()
-	stop := make(chan struct{})
-	cutting := make(chan struct{})
-	go func() {
-		defer close(cutting)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(20 * time.Millisecond):
-				r.driver.Cut(s.ID)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var out strings.Builder
+	var cutting sync.WaitGroup
+	// From the first byte on: before it nobody can know whether the program was started.
+	cut := sync.OnceFunc(func() {
+		cutting.Go(func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(20 * time.Millisecond):
+					r.driver.Cut(s.ID)
+				}
 			}
-		}
-	}()
-	out, status := r.exec(s.ID, "count")
-	close(stop)
-	<-cutting
+		})
+	})
+	status, err := r.Exec(ctx, s.ID, boxed.ExecRequest{Args: []string{"count"}, Stdout: writerFunc(func(p []byte) (int, error) {
+		cut()
+		return out.Write(p)
+	})})
+	cancel()
+	cutting.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var want strings.Builder
 	for i := range lines {
 		fmt.Fprintf(&want, "%d\n", i)
 	}
-	if out != want.String() || status.Code != 5 || status.Reason != boxed.ReasonExited {
-		t.Errorf("%d bytes of %d, %+v", len(out), want.Len(), status)
+	if out.String() != want.String() || status.Code != 5 || status.Reason != boxed.ReasonExited {
+		t.Errorf("%d bytes of %d, %+v", out.Len(), want.Len(), status)
 	}
 }

@@ -22,6 +22,7 @@ type Config struct {
 	Node    boxed.NodeID
 	Dir     string // of this host, one directory below it for each sandbox
 	Agent   string // the agent program on this host; the path names its content
+	Tools   string // the program at boxed.ToolsPath; "": sandboxes have none
 	Driver  Driver
 	Records Records
 	// Templates by name. One of them is boxed.DefaultTemplate.
@@ -51,8 +52,10 @@ type Config struct {
 	// Step is called before each step of create and destroy; an error is that
 	// step's. For tests.
 	Step func(sandbox boxed.ID, step string) error
-	Log  *slog.Logger
-	Now  func() time.Time
+	// Asleep is how long the host has been suspended in all; nil: this machine.
+	Asleep func() time.Duration
+	Log    *slog.Logger
+	Now    func() time.Time
 }
 
 // Defaults of Config, and other times of a sandbox's life.
@@ -103,6 +106,8 @@ type Manager struct {
 	misses    map[string]int64
 	hits      int64
 	claimed   time.Time     // when a warm sandbox was claimed last, by the real clock
+	asleep    time.Duration // of the host, as of the last sweep
+	awake     time.Time     // until when no deadline ends a sandbox, as it has slept
 	clearing  int           // ended sandboxes of which something is left
 	wake      chan struct{} // tells Run that a pool needs filling
 	pulls     pulls
@@ -126,6 +131,9 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Emit == nil {
 		cfg.Emit = func(boxed.Event) {}
 	}
+	if cfg.Asleep == nil {
+		cfg.Asleep = hostAsleep
+	}
 	if cfg.Step == nil {
 		cfg.Step = func(boxed.ID, string) error { return nil }
 	}
@@ -148,6 +156,7 @@ func New(cfg Config) (*Manager, error) {
 		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
 		streams: agent.NewBudget(sharedStreams), making: queue{free: cfg.Making}, rush: queue{free: rushEach * runtime.NumCPU()}, clearSlots: make(chan struct{}, cfg.Refill),
 	}
+	m.asleep = cfg.Asleep()
 	for name, t := range cfg.Templates {
 		m.pools[name] = &pool{template: t}
 	}
@@ -297,19 +306,35 @@ func (m *Manager) Used() (used, warm boxed.Capacity) {
 	return m.usedLocked()
 }
 
+// UsedByOwner is what each owner's living sandboxes have reserved.
+func (m *Manager) UsedByOwner() map[string]boxed.Capacity {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	by := map[string]boxed.Capacity{}
+	Admission{m}.each(func(s *boxed.Sandbox) {
+		c := by[s.Owner]
+		c.MemoryBytes += s.Limits.MemoryBytes
+		c.CPUs += s.Limits.CPUs
+		c.Sandboxes++
+		by[s.Owner] = c
+	})
+	return by
+}
+
 func (m *Manager) usedLocked() (used, warm boxed.Capacity) {
 	for _, b := range m.living {
-		r := b.record()
-		if r.Sandbox.State.Ended() {
-			continue
-		}
-		sum := &used
-		if r.Pooled {
-			sum = &warm
-		}
-		sum.MemoryBytes += r.Sandbox.Limits.MemoryBytes
-		sum.CPUs += r.Sandbox.Limits.CPUs
-		sum.Sandboxes++
+		b.look(func(r *Record) {
+			if r.Sandbox.State.Ended() {
+				return
+			}
+			sum := &used
+			if r.Pooled {
+				sum = &warm
+			}
+			sum.MemoryBytes += r.Sandbox.Limits.MemoryBytes
+			sum.CPUs += r.Sandbox.Limits.CPUs
+			sum.Sandboxes++
+		})
 	}
 	return used, warm
 }

@@ -14,7 +14,8 @@ import (
 // makeMount fills the directory that a sandbox sees at GuestDir. Its files are
 // mounted over the image's, so that an image cannot give its uid a name, or its
 // user a group, that means something.
-func makeMount(dir string, id boxed.ID, uid int) error {
+// tools is the program at boxed.ToolsPath, "" for none.
+func makeMount(dir string, id boxed.ID, uid int, tools string) error {
 	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
@@ -31,7 +32,28 @@ func makeMount(dir string, id boxed.ID, uid int) error {
 			return err
 		}
 	}
+	if tools != "" {
+		if err := linkFile(tools, filepath.Join(dir, ToolsName)); err != nil {
+			return fmt.Errorf("give the sandbox its tools: %w", err)
+		}
+	}
 	return os.Chmod(dir, 0o711) // whatever the umask
+}
+
+// linkFile makes a file the same as another, without a copy where that can be.
+func linkFile(from, to string) error {
+	err := os.Link(from, to)
+	if err == nil || errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	text, err := os.ReadFile(from) // on another file system, or one without links
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, text, 0o755)
 }
 
 // ListenSocket binds the agent's socket in a Box.Mount, however deep that lies.

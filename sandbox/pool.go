@@ -138,6 +138,23 @@ func (m *Manager) Pools() (infos []boxed.PoolInfo, hits int64, misses map[string
 	return infos, m.hits, maps.Clone(m.misses)
 }
 
+// Images are references of images that are known to be here: those of pools, and of
+// living sandboxes.
+func (m *Manager) Images() map[string]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	images := map[string]bool{}
+	for _, p := range m.pools {
+		if p.image.Digest != "" {
+			images[p.template.Image] = true
+		}
+	}
+	for _, b := range m.living {
+		b.look(func(r *Record) { images[r.Sandbox.Image] = true })
+	}
+	return images
+}
+
 func (m *Manager) poke() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

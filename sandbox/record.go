@@ -21,6 +21,8 @@ type Record struct {
 	Agent       string `json:"agent"`   // the program's path on this host
 	BootID      string `json:"boot_id"` // of the machine's run in which it was started
 	Key         string `json:"key"`     // of the pool that it fits
+	// SpecHash tells the spec of a create with an idempotency key from another.
+	SpecHash string `json:"spec_hash,omitempty"`
 	// ImageEnv is the vetted environment of the image.
 	ImageEnv map[string]string `json:"image_env,omitempty"`
 	// Left is what was left of the ttl when it was paused; boxed.Never for none.

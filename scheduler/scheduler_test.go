@@ -2,13 +2,8 @@ package scheduler_test
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/scheduler"
@@ -33,6 +28,19 @@ func used(memory int64, cpus float64, sandboxes int) func(*scheduler.NodeState) 
 	return func(n *scheduler.NodeState) {
 		n.Used = boxed.Capacity{MemoryBytes: memory, CPUs: cpus, Sandboxes: sandboxes}
 	}
+}
+
+func labelled(kv ...string) func(*scheduler.NodeState) {
+	return func(n *scheduler.NodeState) {
+		n.Labels = map[string]string{}
+		for i := 0; i < len(kv); i += 2 {
+			n.Labels[kv[i]] = kv[i+1]
+		}
+	}
+}
+
+func rule(r boxed.PlaceRule) func(*scheduler.NodeState) {
+	return func(n *scheduler.NodeState) { n.Place = r }
 }
 
 func ask(memory int64, cpus float64) scheduler.Ask {
@@ -70,6 +78,36 @@ func TestFits(t *testing.T) {
 		"a runtime that it has not": {node("a"), scheduler.Ask{Runtime: "kata"}, scheduler.NoRuntime, `no runtime "kata"`},
 		"no runtime that works":     {node("a", func(n *scheduler.NodeState) { n.Default = "" }), ask(1, 1), scheduler.NoRuntime, ""},
 		"an image of another kind":  {node("a"), scheduler.Ask{Arch: "arm64"}, scheduler.WrongArch, "arm64"},
+		"isolation enough":          {node("a"), scheduler.Ask{Isolation: "gvisor"}, "", ""},
+		"isolation beyond it":       {node("a"), scheduler.Ask{Isolation: "vm"}, scheduler.NoIsolation, `isolation vm and the node's runtimes ["runc" "runsc"]`},
+		"isolation of no kind":      {node("a"), scheduler.Ask{Isolation: "faraday"}, scheduler.NoIsolation, "faraday"},
+		"isolation against runtime": {node("a"), scheduler.Ask{Isolation: "gvisor", Runtime: "runc"}, scheduler.NoIsolation, "leave one of them out"},
+		"isolation and its runtime": {node("a"), scheduler.Ask{Isolation: "gvisor", Runtime: "kata"}, scheduler.NoRuntime, `no runtime "kata"`},
+		"labels that it has":        {node("a", labelled("zone", "b", "gpu", "yes")), scheduler.Ask{Labels: map[string]string{"gpu": "yes"}}, "", ""},
+		"labels that it has not": {
+			node("a", labelled("zone", "b")),
+			scheduler.Ask{Labels: map[string]string{"zone": "c", "gpu": "yes"}},
+			scheduler.NoLabels, "needs a node with gpu=yes or zone=c, and the node has no label gpu or zone=b",
+		},
+		"near, and it is":           {node("a"), scheduler.Ask{Near: []boxed.NodeID{"b", "a"}}, "", ""},
+		"near, and it is not":       {node("a"), scheduler.Ask{Near: []boxed.NodeID{"b", "c"}}, scheduler.NotNear, "on node b or c"},
+		"near too many to name":     {node("a"), scheduler.Ask{Near: []boxed.NodeID{"b", "c", "d", "e", "f", "g", "h"}}, scheduler.NotNear, "b, c, d, e, f or 2 more"},
+		"apart, and it is":          {node("a"), scheduler.Ask{Apart: []boxed.NodeID{"b"}}, "", ""},
+		"apart, and it is not":      {node("a"), scheduler.Ask{Apart: []boxed.NodeID{"b", "a"}}, scheduler.NotApart, "not be on node a"},
+		"takes any":                 {node("a", rule(boxed.PlaceAny)), scheduler.Ask{Entry: "b"}, "", ""},
+		"takes its own, is own":     {node("a", rule(boxed.PlaceOwn)), scheduler.Ask{Entry: "a"}, "", ""},
+		"takes its own, is not":     {node("a", rule(boxed.PlaceOwn)), scheduler.Ask{Entry: "b"}, scheduler.RuledOut, "asked of b"},
+		"takes its own, unknown":    {node("a", rule(boxed.PlaceOwn)), scheduler.Ask{}, scheduler.RuledOut, "asked of another"},
+		"takes none":                {node("a", rule(boxed.PlaceNever)), scheduler.Ask{Entry: "a", Node: "a"}, scheduler.RuledOut, "takes no sandboxes"},
+		"a rule of the future":      {node("a", rule("moonlit")), scheduler.Ask{Entry: "a"}, scheduler.RuledOut, "moonlit"},
+		"silent, whatever else":     {node("a", func(n *scheduler.NodeState) { n.Silent, n.Ready = true, false }), ask(1, 1), scheduler.Silent, "does not answer"},
+		"it said no before":         {node("a"), scheduler.Ask{Exclude: map[boxed.NodeID]error{"a": boxed.Errorf(boxed.CodeExhausted, "all full")}}, scheduler.Refused, "it refused: all full"},
+		"it said no, no matter why": {node("a"), scheduler.Ask{Exclude: map[boxed.NodeID]error{"a": nil}}, scheduler.Refused, "it refused"},
+		"another said no":           {node("a"), scheduler.Ask{Exclude: map[boxed.NodeID]error{"b": nil}}, "", ""},
+		"what it says it may promise": {
+			node("a", func(n *scheduler.NodeState) { n.Capacity = boxed.Capacity{MemoryBytes: 2 * gib, CPUs: 8} }), ask(3*gib, 1),
+			scheduler.TooLarge, "2048 MiB for sandboxes in all",
+		},
 		"pinned here":               {node("a"), scheduler.Ask{Node: "a"}, "", ""},
 		"pinned elsewhere":          {node("a"), scheduler.Ask{Node: "b"}, scheduler.NotPinned, "b"},
 		"a node that knows nothing": {scheduler.NodeState{ID: "a", Ready: true, Runtimes: []string{"runc"}, Default: "runc"}, ask(1, 1), scheduler.TooLarge, ""},
@@ -89,39 +127,28 @@ func TestFits(t *testing.T) {
 	}
 }
 
-func TestPlacePrefersWarmThenTheLeastFullThenTheName(t *testing.T) {
-	warm := func(n *scheduler.NodeState) { n.Warm = 1 }
-	for name, tc := range map[string]struct {
-		nodes []scheduler.NodeState
-		want  string
-		why   map[string]scheduler.Reason
-	}{
-		"warm":          {[]scheduler.NodeState{node("a"), node("b", used(8*gib, 8, 8), warm)}, "b", map[string]scheduler.Reason{"a": scheduler.OtherBetter}},
-		"warm but full": {[]scheduler.NodeState{node("a"), node("b", used(9*gib, 8, 8), warm)}, "a", map[string]scheduler.Reason{"b": scheduler.NoMemory}},
-		"by memory":     {[]scheduler.NodeState{node("a", used(4*gib, 1, 4)), node("b", used(3*gib, 1, 3))}, "b", map[string]scheduler.Reason{"a": scheduler.OtherBetter}},
-		"by CPUs":       {[]scheduler.NodeState{node("a", used(gib, 12, 4)), node("b", used(3*gib, 1, 3))}, "b", map[string]scheduler.Reason{"a": scheduler.OtherBetter}},
-		"by name":       {[]scheduler.NodeState{node("c"), node("b"), node("a")}, "a", map[string]scheduler.Reason{"b": scheduler.OtherBetter, "c": scheduler.OtherBetter}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, rejected, err := scheduler.Place(tc.nodes, ask(gib, 1))
-			if err != nil || string(got) != tc.want {
-				t.Errorf("got %s, %v; want %s", got, err, tc.want)
-			}
-			why := map[string]scheduler.Reason{}
-			for _, r := range rejected {
-				why[string(r.Node)] = r.Reason
-			}
-			if diff := cmp.Diff(tc.why, why); diff != "" {
-				t.Error(diff)
-			}
-		})
+// It is asked of every node for every placement.
+func TestFitsAllocatesNothing(t *testing.T) {
+	nodes := thousand()
+	a := askOfThousand(nodes[0].ID)
+	if r := scheduler.Fits(nodes[10], a); r != nil {
+		t.Fatal(r.Message)
+	}
+	if n := testing.AllocsPerRun(100, func() { scheduler.Fits(nodes[10], a) }); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
 
 func TestTheErrorSaysWhetherWaitingHelps(t *testing.T) {
 	down := func(n *scheduler.NodeState) { n.Ready = false }
 	full := used(9*gib, 4, 9)
+	silent := func(n *scheduler.NodeState) { n.Silent = true }
 	kata := scheduler.Ask{Runtime: "kata"}
+	near := ask(gib, 1)
+	near.Near = []boxed.NodeID{"b"}
+	refusedBy := func(a, b boxed.Code) scheduler.Ask {
+		return scheduler.Ask{Exclude: map[boxed.NodeID]error{"a": boxed.Errorf(a, "no"), "b": boxed.Errorf(b, "no")}}
+	}
 	for name, tc := range map[string]struct {
 		nodes []scheduler.NodeState
 		ask   scheduler.Ask
@@ -137,9 +164,22 @@ func TestTheErrorSaysWhetherWaitingHelps(t *testing.T) {
 		"one down, one without":      {[]scheduler.NodeState{node("a", down), node("b")}, kata, boxed.CodeNotReady, ""},
 		"pinned to one that is full": {[]scheduler.NodeState{node("a", full), node("b")}, scheduler.Ask{Node: "a", Limits: boxed.Limits{MemoryBytes: gib, CPUs: 1}}, boxed.CodeExhausted, ""},
 		"pinned to one not there":    {[]scheduler.NodeState{node("b")}, scheduler.Ask{Node: "a"}, boxed.CodeNotFound, "node"},
+		"one silent, one without":    {[]scheduler.NodeState{node("a", silent), node("b")}, kata, boxed.CodeNotReady, ""},
+		"no node isolates as much":   {[]scheduler.NodeState{node("a"), node("b")}, scheduler.Ask{Isolation: "vm"}, boxed.CodeUnavailable, "placement.isolation"},
+		"all are too small":          {[]scheduler.NodeState{node("a"), node("b")}, ask(20*gib, 1), boxed.CodeUnavailable, "limits"},
+		"no node has the label":      {[]scheduler.NodeState{node("a"), node("b")}, scheduler.Ask{Labels: map[string]string{"gpu": "yes"}}, boxed.CodeUnavailable, "placement.node_labels"},
+		"none may be on its own":     {[]scheduler.NodeState{node("a"), node("b")}, scheduler.Ask{Apart: []boxed.NodeID{"a", "b"}}, boxed.CodeUnavailable, "placement.apart"},
+		"near to one that is full":   {[]scheduler.NodeState{node("a"), node("b", full)}, near, boxed.CodeExhausted, ""},
+		"near to one not there":      {[]scheduler.NodeState{node("a"), node("c")}, near, boxed.CodeUnavailable, "placement.near"},
+		"none takes what is placed":  {[]scheduler.NodeState{node("a", rule(boxed.PlaceNever)), node("b", rule(boxed.PlaceOwn))}, ask(1, 1), boxed.CodeUnavailable, ""},
+		"the only node refused":      {[]scheduler.NodeState{node("a")}, scheduler.Ask{Exclude: map[boxed.NodeID]error{"a": boxed.Errorf(boxed.CodeQuota, "you have 3")}}, boxed.CodeQuota, ""},
+		"all refused alike":          {[]scheduler.NodeState{node("a"), node("b")}, refusedBy(boxed.CodeImage, boxed.CodeImage), boxed.CodeImage, ""},
+		"one refused for want":       {[]scheduler.NodeState{node("a"), node("b")}, refusedBy(boxed.CodeImage, boxed.CodeExhausted), boxed.CodeExhausted, ""},
+		"refused, by a fault of its": {[]scheduler.NodeState{node("a"), node("b")}, refusedBy(boxed.CodeInternal, boxed.CodeInternal), boxed.CodeNotReady, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			id, rejected, err := scheduler.Place(tc.nodes, tc.ask)
+			choice, err := scheduler.Place(tc.nodes, tc.ask)
+			id, rejected := choice.Node, choice.Rejected()
 			if id != "" || !errors.Is(err, tc.code) || len(rejected) != len(tc.nodes) {
 				t.Errorf("got %q, %v, %v; want %s", id, rejected, err, tc.code)
 			}
@@ -152,121 +192,4 @@ func TestTheErrorSaysWhetherWaitingHelps(t *testing.T) {
 			}
 		})
 	}
-}
-
-func drawNode(t *rapid.T, id string) scheduler.NodeState {
-	n := scheduler.NodeState{
-		ID: boxed.NodeID(id), Arch: rapid.SampledFrom([]string{"amd64", "arm64"}).Draw(t, "arch"),
-		Runtimes: rapid.SampledFrom([][]string{nil, {"runc"}, {"runc", "runsc"}}).Draw(t, "runtimes"), Default: "runc",
-		Ready: rapid.IntRange(0, 4).Draw(t, "ready") > 0, Draining: rapid.IntRange(0, 9).Draw(t, "draining") == 0, Cordoned: rapid.IntRange(0, 9).Draw(t, "cordoned") == 0,
-		Total:  boxed.Capacity{MemoryBytes: rapid.Int64Range(0, 8*gib).Draw(t, "memory"), CPUs: rapid.Float64Range(0, 8).Draw(t, "cpus"), Sandboxes: rapid.IntRange(0, 20).Draw(t, "sandboxes")},
-		Used:   boxed.Capacity{MemoryBytes: rapid.Int64Range(0, 8*gib).Draw(t, "used"), CPUs: rapid.Float64Range(0, 30).Draw(t, "used"), Sandboxes: rapid.IntRange(0, 20).Draw(t, "used")},
-		Warm:   rapid.IntRange(0, 2).Draw(t, "warm"),
-		Policy: scheduler.Policy{MemoryOvercommit: rapid.Float64Range(0.5, 2).Draw(t, "mo"), CPUOvercommit: rapid.Float64Range(0.5, 8).Draw(t, "co"), Reserve: rapid.Float64Range(0, 0.5).Draw(t, "reserve")},
-	}
-	return n
-}
-
-func drawAsk(t *rapid.T) scheduler.Ask {
-	return scheduler.Ask{
-		Limits:  boxed.Limits{MemoryBytes: rapid.Int64Range(0, 4*gib).Draw(t, "ask"), CPUs: rapid.Float64Range(0, 8).Draw(t, "ask")},
-		Runtime: rapid.SampledFrom([]string{"", "runc", "runsc"}).Draw(t, "runtime"),
-		Arch:    rapid.SampledFrom([]string{"", "amd64"}).Draw(t, "arch"),
-		Node:    boxed.NodeID(rapid.SampledFrom([]string{"", "", "", "n1"}).Draw(t, "pin")),
-	}
-}
-
-func TestPlaceAndFitsNeverDisagree(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var nodes []scheduler.NodeState
-		for i := range rapid.IntRange(0, 6).Draw(t, "nodes") {
-			nodes = append(nodes, drawNode(t, fmt.Sprintf("n%d", i)))
-		}
-		ask := drawAsk(t)
-		before := fmt.Sprintf("%+v", nodes)
-		id, rejected, err := scheduler.Place(nodes, ask)
-		if fmt.Sprintf("%+v", nodes) != before {
-			t.Fatal("Place changed what it was given")
-		}
-
-		reasons := map[boxed.NodeID]scheduler.Reason{}
-		for _, r := range rejected {
-			if r.Message == "" || r.Reason == "" {
-				t.Fatalf("no reason in %+v", r)
-			}
-			reasons[r.Node] = r.Reason
-		}
-		fits := 0
-		for _, n := range nodes {
-			r := scheduler.Fits(n, ask)
-			switch {
-			case r == nil:
-				if fits++; n.ID != id && reasons[n.ID] != scheduler.OtherBetter {
-					t.Fatalf("%s fits, its reason is %q", n.ID, reasons[n.ID])
-				}
-			case n.ID == id:
-				t.Fatalf("placed on %s, which says %q", id, r.Message)
-			case reasons[n.ID] != r.Reason:
-				t.Fatalf("%s: Place says %q, Fits %q", n.ID, reasons[n.ID], r.Reason)
-			}
-		}
-		if (err == nil) != (fits > 0) || (id == "") != (err != nil) {
-			t.Fatalf("%d nodes fit; got %q, %v", fits, id, err)
-		}
-		if want := len(nodes) - min(fits, 1); len(rejected) != want || len(reasons) != want {
-			t.Fatalf("%d rejections, want %d", len(rejected), want)
-		}
-
-		shuffled := rapid.Permutation(nodes).Draw(t, "order")
-		again, rejectedAgain, _ := scheduler.Place(shuffled, ask)
-		if again != id || !slices.Equal(rejected, rejectedAgain) {
-			t.Fatalf("another order of the nodes gives %q instead of %q", again, id)
-		}
-	})
-}
-
-// More room never makes a sandbox fit less, and a larger sandbox never fits
-// where a smaller one does not.
-func TestFitsIsMonotone(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n, ask := drawNode(t, "n1"), drawAsk(t)
-		if scheduler.Fits(n, ask) != nil {
-			return
-		}
-		better := n
-		better.Total.MemoryBytes += rapid.Int64Range(0, gib).Draw(t, "+memory")
-		better.Total.CPUs += rapid.Float64Range(0, 4).Draw(t, "+cpus")
-		better.Used.MemoryBytes -= min(better.Used.MemoryBytes, rapid.Int64Range(0, gib).Draw(t, "-used"))
-		better.Used.CPUs -= min(better.Used.CPUs, rapid.Float64Range(0, 4).Draw(t, "-used"))
-		better.Used.Sandboxes = max(0, better.Used.Sandboxes-1)
-		better.Warm++
-		better.Runtimes = append(slices.Clone(n.Runtimes), "another")
-		smaller := ask
-		smaller.Limits.MemoryBytes -= min(ask.Limits.MemoryBytes, rapid.Int64Range(0, gib).Draw(t, "-ask"))
-		smaller.Limits.CPUs -= min(ask.Limits.CPUs, rapid.Float64Range(0, 4).Draw(t, "-ask"))
-		if r := scheduler.Fits(better, smaller); r != nil {
-			t.Fatalf("a smaller sandbox on a better node: %s", r.Message)
-		}
-	})
-}
-
-// Admitting one after the other what fits never promises more than is usable.
-func TestAdmissionNeverPromisesTooMuch(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := node("a")
-		n.Total.Sandboxes = rapid.IntRange(0, 12).Draw(t, "most")
-		for range 30 {
-			a := ask(rapid.Int64Range(0, 2*gib).Draw(t, "memory"), rapid.Float64Range(0.01, 4).Draw(t, "cpus"))
-			if scheduler.Fits(n, a) != nil {
-				continue
-			}
-			n.Used.MemoryBytes += a.Limits.MemoryBytes
-			n.Used.CPUs += a.Limits.CPUs
-			n.Used.Sandboxes++
-		}
-		usable := n.Usable()
-		if n.Used.MemoryBytes > usable.MemoryBytes || n.Used.CPUs > usable.CPUs+0.05 || (n.Total.Sandboxes > 0 && n.Used.Sandboxes > n.Total.Sandboxes) {
-			t.Fatalf("promised %+v of %+v", n.Used, usable)
-		}
-	})
 }

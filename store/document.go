@@ -76,23 +76,63 @@ func (s *Store) PutDocument(d boxed.Document) (bool, error) {
 	if err != nil && boxed.CodeOf(err) != boxed.CodeNotFound {
 		return false, err
 	}
-	if !d.Supersedes(old) {
+	if !s.replaces(d, old) {
 		return false, nil
 	}
-	err = s.Atomically(func(tx *Tx) error {
+	if err := s.storeDocument(d); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// replaces is Supersedes, but that a document which lies ahead of this node's clock
+// gives way: it was taken while that was wrong. It never gives back what was
+// revoked.
+func (s *Store) replaces(d boxed.Document, old *boxed.Document) bool {
+	if old != nil && s.Ahead(old) && !s.Ahead(&d) {
+		return d.Revoked || !old.Revoked
+	}
+	return d.Supersedes(old)
+}
+
+// Ahead reports whether a document is stamped more than [boxed.MaxClockSkew] ahead
+// of this node's clock.
+func (s *Store) Ahead(d *boxed.Document) bool {
+	return d.Stamp.WallMS > s.now().Add(boxed.MaxClockSkew).UnixMilli()
+}
+
+// ReplaceDocument puts d in the place of one of the same author that is stamped
+// ahead of this node's clock, whatever their order: that one was written while the
+// clock was wrong, and nobody else took it. Errors: conflict (there is none such).
+func (s *Store) ReplaceDocument(d boxed.Document) error {
+	s.docs.writing.Lock()
+	defer s.docs.writing.Unlock()
+	old, err := s.Document(d.Kind, d.Key)
+	if err != nil {
+		return err
+	}
+	if !d.Verify() || !old.Author.Equal(d.Author) || !s.Ahead(old) {
+		return boxed.Errorf(boxed.CodeConflict, "%s %q is not ahead of this node's clock", d.Kind, d.Key)
+	}
+	return s.storeDocument(d)
+}
+
+// storeDocument is called with docs.writing held.
+func (s *Store) storeDocument(d boxed.Document) error {
+	err := s.Atomically(func(tx *Tx) error {
 		return tx.put("document", documentKey(d.Kind, d.Key), storedDocument{d, d.Body})
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := s.Sync(); err != nil {
-		return false, err
+		return err
 	}
 	s.docs.mu.Lock()
 	defer s.docs.mu.Unlock()
 	close(s.docs.changed)
 	s.docs.changed = make(chan struct{})
-	return true, nil
+	return nil
 }
 
 // Document reads one document, which may be a tombstone or revoked. Errors:
@@ -124,6 +164,39 @@ func (s *Store) Documents(kind string) ([]boxed.Document, error) {
 		return err
 	})
 	return all, err
+}
+
+// AllDocuments gives every document of every kind to visit, until it fails.
+func (s *Store) AllDocuments(visit func(boxed.Document) error) error {
+	return s.scan([]byte{documentSpace}, func(item *badger.Item) error {
+		d, err := decodeDocument(item)
+		if err != nil {
+			return err
+		}
+		return visit(d)
+	})
+}
+
+// DropDocuments forgets the documents that keep does not want. It is for a node
+// that was away for longer than tombstones are kept: what it holds may have been
+// deleted elsewhere, and nobody could tell it.
+func (s *Store) DropDocuments(keep func(boxed.Document) bool) error {
+	s.docs.writing.Lock()
+	defer s.docs.writing.Unlock()
+	var drop [][]byte
+	err := s.scan([]byte{documentSpace}, func(item *badger.Item) error {
+		d, err := decodeDocument(item)
+		if err == nil && !keep(d) {
+			drop = append(drop, item.KeyCopy(nil))
+		}
+		return err
+	})
+	for _, key := range drop {
+		if err == nil {
+			err = s.update(false, func(txn *badger.Txn) error { return txn.Delete(key) })
+		}
+	}
+	return err
 }
 
 // DocumentsChanged returns a channel that is closed when a document is stored

@@ -237,6 +237,11 @@ func TestTerminal(t *testing.T) {
 	if out, _, _ := s.run(t, zero, ""); !strings.HasPrefix(out, "24 80\r\ntty\r\ny\r\n/tmp\r\n/dev/pts/") || !strings.HasSuffix(out, "mine\r\n") {
 		t.Errorf("got %q", out)
 	}
+	erase := script("stty -a | grep -ow -- '-*iutf8'")
+	erase.TTY = true
+	if out, _, _ := s.run(t, erase, ""); out != "iutf8\r\n" {
+		t.Errorf("it erases bytes: %q", out)
+	}
 	a := script("trap 'stty size; exit' WINCH; stty size; while :; do sleep 0.05; done")
 	a.TTY, a.Cols, a.Rows = true, 100, 40
 	var out lockedBuffer

@@ -262,6 +262,9 @@ func openStreams(start agent.ExecStart) (st *streams, err error) {
 			return st, err
 		}
 		st.stdout = &output{fd: -1, file: st.stdin}
+		if err := eraseCharacters(st.terminal); err != nil {
+			return st, err
+		}
 		return st, setSize(st.stdin, start.Cols, start.Rows)
 	}
 	if start.Stdin {
@@ -330,6 +333,17 @@ func (st *streams) closeOurEnds() {
 			out.Close()
 		}
 	}
+}
+
+// eraseCharacters has a terminal's line discipline erase characters of UTF-8 and not
+// bytes of them, as every terminal that people sit at does.
+func eraseCharacters(terminal *os.File) error {
+	modes, err := unix.IoctlGetTermios(int(terminal.Fd()), unix.TCGETS)
+	if err != nil {
+		return err
+	}
+	modes.Iflag |= unix.IUTF8
+	return unix.IoctlSetTermios(int(terminal.Fd()), unix.TCSETS, modes)
 }
 
 // setSize sizes a terminal; 0 means 80×24.

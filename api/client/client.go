@@ -48,6 +48,12 @@ type Config struct {
 	DialTimeout time.Duration // of a connection with its TLS handshake; 0 means 10 s
 	UserAgent   string        // "" means "boxed-client"
 
+	// Name is what messages call the other side; "" means its endpoint.
+	Name string
+	// Header adds to the header of each request, or replaces what is there: a node
+	// that passes a call on says for whom. Nil: nothing.
+	Header func(ctx context.Context, h http.Header)
+
 	// DialContext replaces the network: tests and the mesh use it. Nil: TCP.
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 	// HTTPClient replaces everything about connections. It must have no Timeout:
@@ -60,14 +66,17 @@ type Client struct {
 	base      *url.URL
 	key       string
 	userAgent string
+	name      string
+	prepare   func(context.Context, http.Header)
 	http      *http.Client
 
 	maxSilence time.Duration
 }
 
 var (
-	_ boxed.API   = (*Client)(nil)
-	_ boxed.Admin = (*Client)(nil)
+	_ boxed.API     = (*Client)(nil)
+	_ boxed.Admin   = (*Client)(nil)
+	_ boxed.Cluster = (*Client)(nil)
 )
 
 // New makes a client. It does not connect yet. Its errors have code invalid and
@@ -79,7 +88,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	base.Path = strings.TrimRight(base.Path, "/")
 	base.RawPath = ""
-	c := &Client{base: base, key: cfg.APIKey, userAgent: cfg.UserAgent, http: cfg.HTTPClient, maxSilence: cmp.Or(cfg.MaxSilence, 2*time.Minute)}
+	c := &Client{base: base, key: cfg.APIKey, userAgent: cfg.UserAgent, name: cmp.Or(cfg.Name, base.String()), prepare: cfg.Header, http: cfg.HTTPClient, maxSilence: cmp.Or(cfg.MaxSilence, 2*time.Minute)}
 	if c.userAgent == "" {
 		c.userAgent = "boxed-client"
 	}
@@ -170,10 +179,13 @@ func (c *Client) url(path string, query url.Values) string {
 	return u
 }
 
-func (c *Client) header() http.Header {
+func (c *Client) header(ctx context.Context) http.Header {
 	h := http.Header{"User-Agent": {c.userAgent}}
 	if c.key != "" {
 		h.Set("Authorization", "Bearer "+c.key)
+	}
+	if c.prepare != nil {
+		c.prepare(ctx, h)
 	}
 	return h
 }
@@ -186,7 +198,7 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 		if err != nil {
 			return nil, &boxed.Error{Code: boxed.CodeInvalid, Message: err.Error(), Err: err}
 		}
-		req.Header = c.header()
+		req.Header = c.header(ctx)
 		for k, v := range h {
 			req.Header[k] = v
 		}

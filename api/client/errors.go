@@ -72,17 +72,17 @@ func (c *Client) transportError(ctx context.Context, err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 		return &boxed.Error{
 			Code: boxed.CodeNotReady, Err: err,
-			Message: fmt.Sprintf("no boxed-node answers at %s: is it running? (make up)", c.Endpoint()),
+			Message: fmt.Sprintf("no boxed-node answers at %s: is it running? (make up)", c.name),
 		}
 	case errors.As(err, &op) && op.Op == "dial":
-		return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot reach %s: %v", c.Endpoint(), op.Err)}
+		return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot reach %s: %v", c.name, op.Err)}
 	case broke(err):
 		return &boxed.Error{
 			Code: boxed.CodeLost, Err: err,
-			Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.Endpoint()),
+			Message: fmt.Sprintf("the connection to %s broke before the answer came; the outcome is not known", c.name),
 		}
 	}
-	return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot speak to %s: %v", c.Endpoint(), unwrapURL(err))}
+	return &boxed.Error{Code: boxed.CodeNotReady, Err: err, Message: fmt.Sprintf("cannot speak to %s: %v", c.name, unwrapURL(err))}
 }
 
 // broke reports whether a connection that was there has gone.

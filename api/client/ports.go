@@ -34,13 +34,18 @@ func (c *Client) Dial(ctx context.Context, id boxed.ID, port uint16) (net.Conn, 
 	if port == 0 {
 		return nil, boxed.Errorf(boxed.CodeInvalid, "port 0 cannot be dialled").WithField("port")
 	}
-	path := sandboxPath(id) + "/ports/" + strconv.Itoa(int(port)) + "/tunnel"
+	name := strconv.Itoa(int(port))
+	return c.tunnelTo(ctx, sandboxPath(id)+"/ports/"+name+"/tunnel", "port "+name)
+}
+
+// tunnelTo connects to what a path is the tunnel of.
+func (c *Client) tunnelTo(ctx context.Context, path, name string) (net.Conn, error) {
 	conn, err := c.dial(ctx, path, url.Values{}, nil)
 	if err != nil {
 		return nil, err
 	}
 	conn.SetReadLimit(frame.MaxMessage)
-	t := &tunnel{ws: conn, port: port}
+	t := &tunnel{ws: conn, name: name}
 	t.reads, t.endReads = context.WithCancel(context.Background())
 	t.writes, t.endWrites = context.WithCancel(context.Background())
 	return t, nil
@@ -50,7 +55,7 @@ func (c *Client) Dial(ctx context.Context, id boxed.ID, port uint16) (net.Conn, 
 // far as the WebSocket library goes.
 type tunnel struct {
 	ws   *websocket.Conn
-	port uint16
+	name string // of what is at the other end
 
 	readMu sync.Mutex
 	r      io.Reader
@@ -144,7 +149,7 @@ func (a tunnelAddr) Network() string { return "boxed" }
 func (a tunnelAddr) String() string  { return string(a) }
 
 func (t *tunnel) LocalAddr() net.Addr  { return tunnelAddr("client") }
-func (t *tunnel) RemoteAddr() net.Addr { return tunnelAddr("sandbox:" + strconv.Itoa(int(t.port))) }
+func (t *tunnel) RemoteAddr() net.Addr { return tunnelAddr("boxed:" + t.name) }
 
 func (t *tunnel) SetDeadline(at time.Time) error {
 	t.SetReadDeadline(at)

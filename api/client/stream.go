@@ -447,7 +447,7 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values, onPing fun
 	}
 	conn, _, err := websocket.Dial(ctx, c.url(path, q), &websocket.DialOptions{
 		HTTPClient: &http.Client{Transport: keep, CheckRedirect: c.http.CheckRedirect, Jar: c.http.Jar},
-		HTTPHeader: c.header(),
+		HTTPHeader: c.header(ctx),
 		OnPingReceived: func(context.Context, []byte) bool {
 			if onPing != nil {
 				onPing()

@@ -34,6 +34,24 @@ func agentProgram(path string, bin fs.FS) ([]byte, error) {
 	return b, err
 }
 
+// toolsProgram is the program at boxed.ToolsPath: the file beside the agent at path, or
+// the embedded one for "". Without one there is no SFTP.
+func toolsProgram(path string, bin fs.FS) ([]byte, error) {
+	var b []byte
+	var err error
+	if path != "" {
+		b, err = os.ReadFile(filepath.Join(filepath.Dir(path), toolsName))
+	} else {
+		b, err = fs.ReadFile(bin, "bin/"+toolsName+"-"+runtime.GOARCH)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+const toolsName = "boxed-tools"
+
 // agentHash names a program: the start of its SHA-256, "" for none.
 func agentHash(program []byte) string {
 	if program == nil {
@@ -61,15 +79,32 @@ func (d agentDir) install(program []byte) (path string, err error) {
 			return "", fmt.Errorf("install the agent: %w", err)
 		}
 	}
-	fi, statErr := os.Stat(path)
-	there, readErr := os.ReadFile(path)
-	if statErr == nil && readErr == nil && fi.Mode().Perm() == 0o755 && bytes.Equal(there, program) {
-		return path, nil
-	}
-	if err := writeNew(path, program, 0o755); err != nil {
+	if err := installProgram(path, program); err != nil {
 		return "", fmt.Errorf("install the agent: %w", err)
 	}
 	return path, nil
+}
+
+// installTools puts the tools beside the agent that install put there. Sandboxes have
+// links to what was there when they were made.
+func (d agentDir) installTools(agent string, program []byte) (path string, err error) {
+	if program == nil {
+		return "", nil
+	}
+	path = filepath.Join(filepath.Dir(agent), toolsName)
+	if err := installProgram(path, program); err != nil {
+		return "", fmt.Errorf("install the sandboxes' tools: %w", err)
+	}
+	return path, nil
+}
+
+func installProgram(path string, program []byte) error {
+	fi, statErr := os.Stat(path)
+	there, readErr := os.ReadFile(path)
+	if statErr == nil && readErr == nil && fi.Mode().Perm() == 0o755 && bytes.Equal(there, program) {
+		return nil
+	}
+	return writeNew(path, program, 0o755)
 }
 
 // prune removes the agents that are neither current nor in use. inUse is asked

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"github.com/boxed-mesh/boxed/sandbox"
 	"github.com/boxed-mesh/boxed/sandbox/docker"
 	"github.com/boxed-mesh/boxed/scheduler"
+	"github.com/boxed-mesh/boxed/transport"
 )
 
 // Config is every setting of boxed-node. What a setting is called, and what it
@@ -27,6 +29,14 @@ type Config struct {
 	TrustedProxies []netip.Prefix
 	Drain          boxed.Duration
 	Log            LogConfig
+
+	Name    string // "": the host's
+	Place   string
+	PlaceBy string
+	Labels  map[string]string
+	Mesh    MeshConfig
+	Tailnet TailnetConfig
+	SSH     SSHConfig
 
 	Agent     string // path; "": the embedded one
 	Docker    DockerConfig
@@ -56,6 +66,47 @@ func (t TLSConfig) Enabled() bool { return t.Auto || t.CertFile != "" }
 type LogConfig struct {
 	Level  slog.Level
 	Format string // text or json
+}
+
+// MeshConfig is how nodes reach each other. It matters once the node is in a
+// cluster.
+type MeshConfig struct {
+	Network   string // tcp or tailnet
+	Vouch     []string
+	Listen    string
+	Advertise string // "": found out
+	Seeds     []string
+	TokenFile string
+	Pace      string
+	Control   []string
+}
+
+// TailnetConfig is the node's own machine on a tailnet. It is there where the mesh
+// goes over the tailnet.
+type TailnetConfig struct {
+	Hostname    string // "": boxed-<name>
+	AuthKey     string
+	AuthKeyFile string
+	ControlURL  string // "": Tailscale's
+	Tag         string
+	API         bool              // serve the API on the tailnet too
+	Users       bool              // every login of the tailnet is a user
+	Tags        map[string]string // roles of machines by their tag
+}
+
+// defaultSSHListen is where the SSH front door is unless the configuration says.
+const defaultSSHListen = "127.0.0.1:2222"
+
+// SSHConfig is the SSH front door.
+type SSHConfig struct {
+	Listen         string
+	AuthorizedKeys map[string]string // files, by owner
+	UserCAKeys     string            // file of keys that sign user certificates
+	SharedHostKey  bool
+	Record         bool
+	AcceptEnv      []string
+	Allow          []string
+	IdleTimeout    boxed.Duration // 0: never
 }
 
 // DockerConfig reaches the engine.
@@ -132,6 +183,11 @@ func Default() *Config {
 		DataDir: "/var/lib/boxed",
 		Drain:   boxed.Duration(10 * time.Second),
 		Log:     LogConfig{Level: slog.LevelInfo, Format: "text"},
+		Place:   string(boxed.PlaceAny),
+		PlaceBy: string(scheduler.Spread),
+		SSH:     SSHConfig{Listen: defaultSSHListen, IdleTimeout: boxed.Duration(12 * time.Hour), AuthorizedKeys: map[string]string{}},
+		Tailnet: TailnetConfig{Tag: "tag:boxed", API: true, Users: true, Tags: map[string]string{}},
+		Mesh:    MeshConfig{Network: networkTCP, Listen: fmt.Sprintf(":%d", transport.DefaultPort), Pace: string(transport.PaceLAN)},
 		Docker:  DockerConfig{PullTimeout: boxed.Duration(docker.DefaultPullTimeout)},
 		UIDs:    UIDRange{First: boxed.DefaultFirstUID, Last: boxed.DefaultLastUID},
 		Limits: LimitsConfig{

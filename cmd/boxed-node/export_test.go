@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"time"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/transport"
 )
 
 // What the tests, which are in package main_test, see of the rest.
@@ -53,3 +56,26 @@ func NewLogger(format string, w io.Writer) *slog.Logger {
 	c.Log.Format = format
 	return newLogger(c, w, nil)
 }
+
+// Caller is who is at the other end of a tailnet connection.
+type Caller = caller
+
+// PrincipalOf is who a caller is, with these roles of tags.
+func PrincipalOf(tags map[string]string, users bool, who Caller) (boxed.Principal, error) {
+	return (&TailnetConfig{Tags: tags, Users: users}).principal(who)
+}
+
+// NewToken makes a join token.
+func NewToken(cluster string, seeds []string) string {
+	return joinToken{Cluster: cluster, Key: transport.NewClusterKey(), Seeds: seeds}.String()
+}
+
+// ParseToken reads one.
+func ParseToken(text string) error {
+	_, err := parseToken(text)
+	return err
+}
+
+func Power(dir string) string { return power(dir) }
+
+func Blocked(s *boxed.ClusterStatus, tagged []string) []string { return blocked(s, tagged) }

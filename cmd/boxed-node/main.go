@@ -125,7 +125,6 @@ func settingFlags() []cli.Flag {
 			usage += " (default " + text + ")"
 		}
 		switch {
-		case s.kind() == "map":
 		case s.kind() == "true or false":
 			flags = append(flags, &cli.BoolFlag{Name: s.flag(), Usage: usage, Category: s.group()})
 		default:

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/node"
+	"github.com/boxed-mesh/boxed/sshd"
 )
 
 // checker gathers problems.
@@ -33,16 +35,22 @@ func (c *checker) want(ok bool, setting, format string, args ...any) {
 func (c *Config) Validate() Problems {
 	v := &checker{}
 	c.validateFront(v)
+	c.validateMesh(v)
 	c.validateSandboxes(v)
 	c.validateNode(v)
 	return v.problems
 }
 
-func (c *Config) validateFront(v *checker) {
-	host, port, err := net.SplitHostPort(c.Listen)
+// wantAddress notes a problem with an address to listen on; like is a good one.
+func (c *checker) wantAddress(setting, address, like string) {
+	host, port, err := net.SplitHostPort(address)
 	n, portErr := strconv.Atoi(port)
-	v.want(err == nil && portErr == nil && n >= 0 && n <= 65535, "listen", "%q is not an address and a port, like 127.0.0.1:8080", c.Listen)
-	v.want(err != nil || host == "" || validHost(host), "listen", "%q is not an address or a host name", host)
+	c.want(err == nil && portErr == nil && n >= 0 && n <= 65535, setting, "%q is not an address and a port, like %s", address, like)
+	c.want(err != nil || host == "" || validHost(host), setting, "%q is not an address or a host name", host)
+}
+
+func (c *Config) validateFront(v *checker) {
+	v.wantAddress("listen", c.Listen, "127.0.0.1:8080")
 	v.want(filepath.IsAbs(c.DataDir), "data_dir", "%q is not an absolute path", c.DataDir)
 	v.want(c.TLS.CertFile != "" || c.TLS.KeyFile == "", "tls.cert_file", "tls.key_file is set, so the certificate must be too")
 	v.want(c.TLS.KeyFile != "" || c.TLS.CertFile == "", "tls.key_file", "tls.cert_file is set, so its key must be too")
@@ -51,7 +59,61 @@ func (c *Config) validateFront(v *checker) {
 		v.want(validHost(h), "hosts", "%q is not a host name or an address without a port", h)
 	}
 	v.want(c.Drain >= 0 && c.Drain <= boxed.Duration(10*time.Minute), "drain", "it is between 0s and 10m")
+	if c.SSH.Listen != "" {
+		v.wantAddress("ssh.listen", c.SSH.Listen, defaultSSHListen)
+	}
+	v.want(c.SSH.IdleTimeout == 0 || c.SSH.IdleTimeout >= boxed.Duration(time.Minute), "ssh.idle_timeout", "it is 0, or at least 1m")
+	v.want(c.SSH.UserCAKeys == "" || filepath.IsAbs(c.SSH.UserCAKeys), "ssh.user_ca_keys", "%q is not an absolute path", c.SSH.UserCAKeys)
+	for _, what := range c.SSH.Allow {
+		v.want(slices.Contains(sshd.Allowances(), what), "ssh.allow", "%q is none of %v", what, sshd.Allowances())
+	}
+	for owner, path := range c.SSH.AuthorizedKeys {
+		v.want(node.ValidOwner(owner) == nil, "ssh.authorized_keys", "%q is not an owner's name", owner)
+		v.want(filepath.IsAbs(path), "ssh.authorized_keys", "%q is not an absolute path", path)
+	}
 	v.want(c.Log.Format == "text" || c.Log.Format == "json", "log.format", "%q is neither text nor json", c.Log.Format)
+}
+
+func (c *Config) validateMesh(v *checker) {
+	v.want(len(c.Name) <= boxed.MaxNodeName && (c.Name == "" || validHost(c.Name)), "name", "%q is not a host name of at most %d characters", c.Name, boxed.MaxNodeName)
+	v.want(slices.Contains([]string{"any", "own", "never"}, c.Place), "place", "%q is none of any, own and never", c.Place)
+	v.want(slices.Contains([]string{"spread", "pack"}, c.PlaceBy), "place_by", "%q is neither spread nor pack", c.PlaceBy)
+	v.want(c.Mesh.Network == networkTCP || c.Mesh.Network == networkTailnet, "mesh.network", "%q is neither tcp nor tailnet", c.Mesh.Network)
+	v.want(c.Tailnet.AuthKey == "" || c.Tailnet.AuthKeyFile == "", "tailnet.auth_key", "tailnet.auth_key_file is set already; choose one")
+	v.want(strings.HasPrefix(c.Tailnet.Tag, "tag:") && len(c.Tailnet.Tag) > 4, "tailnet.tag", "%q is not a tag, like tag:boxed", c.Tailnet.Tag)
+	v.want(c.Tailnet.ControlURL == "" || strings.HasPrefix(c.Tailnet.ControlURL, "http://") || strings.HasPrefix(c.Tailnet.ControlURL, "https://"),
+		"tailnet.control_url", "%q is not a URL", c.Tailnet.ControlURL)
+	v.want(c.Tailnet.Hostname == "" || validHost(c.Tailnet.Hostname) && len(c.Tailnet.Hostname) <= 63, "tailnet.hostname", "%q is not a host name", c.Tailnet.Hostname)
+	for tag, role := range c.Tailnet.Tags {
+		v.want(strings.HasPrefix(tag, "tag:"), "tailnet.tags", "%q is not a tag, like tag:ci", tag)
+		v.want(role == "user" || role == "admin", "tailnet.tags", "%q is neither user nor admin", role)
+	}
+	v.want(slices.Contains([]string{"lan", "wan"}, c.Mesh.Pace), "mesh.pace", "%q is neither lan nor wan", c.Mesh.Pace)
+	bytes := 0
+	for key, value := range c.Labels {
+		bytes += len(key) + len(value)
+		v.want(key != "" && !strings.ContainsAny(key+value, "=,\x00\n"), "labels", "%q=%q is not a label: neither has a comma, = or line break in it", key, value)
+	}
+	v.want(len(c.Labels) <= boxed.MaxNodeLabels && bytes <= boxed.MaxNodeLabelBytes, "labels",
+		"%d labels of %d bytes in all; at most %d and %d are allowed", len(c.Labels), bytes, boxed.MaxNodeLabels, boxed.MaxNodeLabelBytes)
+	address := func(setting, value string, host bool) {
+		h, port, err := net.SplitHostPort(value)
+		n, portErr := strconv.Atoi(port)
+		v.want(err == nil && portErr == nil && n >= 0 && n <= 65535 && (h == "" && !host || validHost(h)), setting, "%q is not an address and a port, like 192.168.1.10:7946", value)
+	}
+	address("mesh.listen", c.Mesh.Listen, false)
+	if c.Mesh.Advertise != "" {
+		address("mesh.advertise", c.Mesh.Advertise, true)
+	}
+	for _, seed := range c.Mesh.Seeds {
+		address("mesh.seeds", seed, true)
+	}
+	for _, id := range c.Mesh.Vouch {
+		v.want(boxed.NodeID(id).Valid(), "mesh.vouch", "%q is not a node's ID", id)
+	}
+	for _, id := range c.Mesh.Control {
+		v.want(boxed.NodeID(id).Valid(), "mesh.control", "%q is not a node's ID: 16 of a-z and 2-7, as `boxedctl node ls` shows them", id)
+	}
 }
 
 func (c *Config) validateSandboxes(v *checker) {

@@ -69,6 +69,17 @@ func (s setting) set(text string) error {
 		return parse(v, text, parseLevel, "debug, info, warn or error")
 	case *[]string, *[]netip.Prefix:
 		return s.setList(splitList(text))
+	case *map[string]string:
+		m := map[string]string{}
+		for _, pair := range splitList(text) {
+			key, value, ok := strings.Cut(pair, "=")
+			if !ok || key == "" {
+				return fmt.Errorf("%q is not NAME=VALUE; several are separated by commas", pair)
+			}
+			m[key] = value
+		}
+		*v = m
+		return nil
 	}
 	return errors.New("it can only be set in the file")
 }

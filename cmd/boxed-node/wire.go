@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -35,7 +36,9 @@ type daemon struct {
 	identity ed25519.PrivateKey
 	id       boxed.NodeID
 	agent    string // path of the program
+	tools    string // beside it; "": none
 	front    *front
+	ssh      *sshDoor
 	parts    []runner
 	close    []func() error // of what was opened, in that order
 }
@@ -52,7 +55,15 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	if err := d.openDisk(); err != nil {
 		return nil, err
 	}
-	keys, err := openKeys(cfg, d.store, d.identity, log)
+	mesh, err := d.newMesh()
+	if err != nil {
+		return nil, err
+	}
+	keys, err := openKeys(cfg, d.store, mesh.cluster, d.identity, log)
+	if err != nil {
+		return nil, err
+	}
+	sshKeys, err := node.NewSSHKeys(keysConfig(d.store, mesh.cluster, d.identity, node.SSHKeyKind, log))
 	if err != nil {
 		return nil, err
 	}
@@ -84,20 +95,39 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	if err != nil {
 		return nil, err
 	}
+	mesh.node = n
+	if err := d.openSSH(ctx, n, sshKeys, mesh); err != nil {
+		return nil, err
+	}
 	server, err := api.New(api.Config{
-		Service: n, Admin: keys, Auth: keys, Logger: log, Version: versionText(), Ready: n.Ready,
+		Service: n, Admin: keys, SSH: d.ssh, Cluster: mesh, Owner: n.Owner, Vouched: mesh.vouch.Verify, Auth: keys, Logger: log, Version: versionText(), Ready: n.Ready,
 		Hosts: cfg.hostNames(), TrustedProxies: cfg.TrustedProxies,
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.parts = []runner{d.store, keys, manager}
+	mesh.keys, mesh.sshKeys, mesh.server, mesh.ssh = keys, sshKeys, server, d.ssh
+	if err := mesh.openTailnet(ctx); err != nil {
+		return nil, err
+	}
+	d.parts = []runner{d.store, keys, sshKeys, manager, n, mesh.cluster, mesh}
 	d.front = &front{
 		ln: ln, cert: cert, drain: cfg.Drain.D(), log: log, server: server.HTTPServer(),
-		shutdown: func(ctx context.Context) error { n.Drain(); return server.Shutdown(ctx) },
+		shutdown: func(ctx context.Context) error {
+			n.Drain()
+			return d.shutDoors(ctx, server)
+		},
 	}
 	d.announce()
 	return d, nil
+}
+
+// shutDoors ends what came in at the API and over SSH, at the same time.
+func (d *daemon) shutDoors(ctx context.Context, server *api.Server) error {
+	var doors errgroup.Group
+	doors.Go(func() error { return server.Shutdown(ctx) })
+	doors.Go(func() error { return d.ssh.server.Shutdown(ctx) })
+	return doors.Wait()
 }
 
 // openDisk takes the data directory and opens what lies in it.
@@ -126,7 +156,15 @@ func (d *daemon) openDisk() error {
 	if err != nil {
 		return err
 	}
-	d.agent, err = agentDir(d.cfg.path("agent")).install(program)
+	tools, err := toolsProgram(d.cfg.Agent, embedded)
+	if err != nil {
+		return err
+	}
+	agents := agentDir(d.cfg.path("agent"))
+	if d.agent, err = agents.install(program); err != nil {
+		return err
+	}
+	d.tools, err = agents.installTools(d.agent, tools)
 	return err
 }
 
@@ -157,7 +195,7 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 	}
 	usable := scheduler.NodeState{Total: machine, Policy: d.cfg.policy()}.Usable().MemoryBytes
 	return sandbox.New(hooked(d.cfg.DataDir, sandbox.Config{
-		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Driver: driver, Records: records,
+		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Tools: d.tools, Driver: driver, Records: records,
 		Templates: d.cfg.TemplateList(), Runtime: d.cfg.Docker.Runtime,
 		FirstUID: d.cfg.UIDs.First, LastUID: d.cfg.UIDs.Last, Refill: d.cfg.Pool.Refill,
 		PoolRoom: func(used boxed.Capacity) int64 {
@@ -169,9 +207,13 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 }
 
 func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node.Node, error) {
-	name, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("find the host's name: %w", err)
+	name := d.cfg.Name
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("find the host's name: %w", err)
+		}
+		name, _, _ = strings.Cut(host, ".")
 	}
 	return node.New(node.Config{
 		ID: d.id, Name: name, Version: versionText(), Manager: manager, Driver: driver, Events: d.store,
@@ -179,6 +221,8 @@ func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node
 		TTL: d.cfg.TTL.Default, MaxTTL: d.cfg.TTL.Highest, Idle: d.cfg.Idle,
 		Quota:  func(owner string) node.Quota { return node.Quota(d.cfg.Quotas.Of(owner)) },
 		Policy: d.cfg.policy(), Most: d.cfg.Capacity.Sandboxes, Log: d.log,
+		Place: boxed.PlaceRule(d.cfg.Place), Labels: d.cfg.liveLabels, Strategy: scheduler.Strategy(d.cfg.PlaceBy),
+		Settings: nodeSettings{store.NewTable[node.Settings](d.store, "node")},
 	})
 }
 
@@ -211,6 +255,7 @@ func (d *daemon) Run(ctx context.Context) error {
 			return err
 		})
 	}
+	group.Go(d.ssh.run)
 	group.Go(func() error {
 		defer end()
 		stop, cancel := context.WithCancel(ctx)
@@ -264,8 +309,8 @@ func (d *daemon) Close() error {
 }
 
 // openKeys reads the API keys of the store and adds that of the configuration.
-func openKeys(cfg *Loaded, db *store.Store, id ed25519.PrivateKey, log *slog.Logger) (*node.Keys, error) {
-	keys, err := node.NewKeys(node.KeysConfig{Documents: db, Signer: id, Clock: db.Clock(), Logger: log})
+func openKeys(cfg *Loaded, db *store.Store, cluster *node.Cluster, id ed25519.PrivateKey, log *slog.Logger) (*node.Keys, error) {
+	keys, err := node.NewKeys(keysConfig(db, cluster, id, node.KeyKind, log))
 	if err != nil {
 		return nil, err
 	}
@@ -285,6 +330,15 @@ func openKeys(cfg *Loaded, db *store.Store, id ed25519.PrivateKey, log *slog.Log
 		return nil, err
 	}
 	return keys, nil
+}
+
+// keysConfig is what keys of a kind need.
+func keysConfig(db *store.Store, cluster *node.Cluster, id ed25519.PrivateKey, kind string, log *slog.Logger) node.KeysConfig {
+	return node.KeysConfig{
+		Documents: cluster.Documents(), Signer: id, Clock: db.Clock(), Logger: log,
+		Trusted:  func(author ed25519.PublicKey) bool { return cluster.Trusted(kind, author) },
+		MayWrite: cluster.MayControl,
+	}
 }
 
 // adminOwner is whose sandboxes the configuration's key makes.

@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -44,6 +45,57 @@ func readersComeAndGo(s *site, id boxed.ID) {
 	late.follow()
 	if kept := int64(len(whole)) - late.skipped; kept > boxed.OutputRing || kept < boxed.OutputRing/2 {
 		s.t.Errorf("%d bytes are kept", kept)
+	}
+}
+
+// S4: what a client left is there for it to come back to, for a while: a program that
+// lingers waits for a reader that is slow, goes on without one, and ends when nobody
+// comes for long enough.
+func programsLinger(s *site, id boxed.ID) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	const linger = boxed.Duration(2 * time.Second)
+	start := func(script string) boxed.ExecID {
+		e, err := s.StartExec(ctx, id, boxed.ExecRequest{Args: []string{"sh", "-c", script}, Linger: linger})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if e.Linger != linger {
+			s.t.Errorf("it lingers for %s", e.Linger)
+		}
+		return e.ID
+	}
+	slow := &reader{s: s, id: id, exec: start(scriptLines), whole: lines(), slow: true, stays: true}
+	slow.follow()
+	if slow.skipped != 0 {
+		s.t.Errorf("a reader that was there missed %d bytes", slow.skipped)
+	}
+
+	count := start(scriptCount)
+	watching, leave := context.WithTimeout(ctx, 2*linger.D())
+	s.Attach(watching, id, count, boxed.AttachRequest{Stdout: io.Discard})
+	leave()
+	if e, err := s.GetExec(ctx, id, count); err != nil || !e.Running {
+		s.t.Fatalf("somebody was there all the time: %+v, %v", e, err)
+	}
+	status, err := s.Attach(ctx, id, count, boxed.AttachRequest{NoFollow: true})
+	for status.Reason == "" && err == nil && ctx.Err() == nil {
+		time.Sleep(linger.D() / 4)
+		var e *boxed.Exec
+		if e, err = s.GetExec(ctx, id, count); err == nil && e.Status != nil {
+			status = *e.Status
+		}
+	}
+	if err != nil || status.Reason != boxed.ReasonCanceled {
+		s.t.Errorf("nobody came: %+v, %v", status, err)
+	}
+	for _, wrong := range []boxed.Duration{-1, 1, 2 * boxed.MaxLinger, boxed.Never} {
+		if _, err := s.StartExec(ctx, id, boxed.ExecRequest{Args: []string{"true"}, Linger: wrong}); boxed.CodeOf(err) != boxed.CodeInvalid {
+			s.t.Errorf("linger of %d: %v", wrong, err)
+		}
+	}
+	if _, err := s.Exec(ctx, id, boxed.ExecRequest{Args: []string{"true"}, Linger: linger}); boxed.CodeOf(err) != boxed.CodeInvalid {
+		s.t.Errorf("one that is attached: %v", err)
 	}
 }
 

@@ -38,6 +38,7 @@ func runSandbox(t *testing.T, f Fixture) {
 		{"an output limit", outputLimit},
 		{"detached and resumed by offset", detached},
 		{"readers come and go", readersComeAndGo},
+		{"programs linger", programsLinger},
 		{"what a leader leaves behind", leftBehind},
 		{"execs are independent", independent},
 		{"languages", runLanguages},
