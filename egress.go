@@ -1,0 +1,232 @@
+package boxed
+
+import "time"
+
+// EgressEntry is the way by which a program inside a sandbox asked for the world.
+type EgressEntry string
+
+// The entries.
+const (
+	EntryHTTP   EgressEntry = "http"   // the HTTP proxy at 127.0.0.1:3128
+	EntrySOCKS5 EgressEntry = "socks5" // the SOCKS5 proxy at 127.0.0.1:1080
+	EntryName   EgressEntry = "name"   // a synthetic address, for programs that know of no proxy
+	EntryDNS    EgressEntry = "dns"    // a look-up at 127.0.0.1:53
+)
+
+// EgressIntent is what an agent says of a connection that it hands to its host. The
+// connection says whose it is; nothing here does.
+type EgressIntent struct {
+	Entry EgressEntry `json:"entry"`
+	Host  string      `json:"host,omitempty"` // of entries name and dns
+	Port  uint16      `json:"port,omitempty"` // of entry name
+	Type  uint16      `json:"type,omitempty"` // of entry dns: the query's type
+}
+
+// EgressReason says why something was allowed or refused. The list is closed; it is
+// what audit records, answers and events hold.
+type EgressReason string
+
+// The reasons.
+const (
+	EgressAllowed EgressReason = "allowed"
+
+	// What was asked for is no question.
+	EgressInvalidName    EgressReason = "invalid_name"    // not a host name, or one that could be taken for an address
+	EgressInvalidRequest EgressReason = "invalid_request" // malformed, or framed in two ways at once
+	EgressBadQuery       EgressReason = "bad_query"       // a DNS query of a type that is not answered
+
+	// The policy says no.
+	EgressNoProfile   EgressReason = "no_profile"   // the sandbox has no egress
+	EgressHostDenied  EgressReason = "host_denied"  // by the operator, for everybody
+	EgressListDenied  EgressReason = "list_denied"  // by the profile's deny list
+	EgressNotListed   EgressReason = "not_listed"   // no rule names the host
+	EgressPort        EgressReason = "port"         // a rule names the host, none the port
+	EgressMethod      EgressReason = "method"       // no rule of the host allows the method
+	EgressPath        EgressReason = "path"         // no rule of the host allows the path
+	EgressGraphQL     EgressReason = "graphql"      // a credential that is limited by paths, and a request that none can limit
+	EgressPlainHTTP   EgressReason = "plain_http"   // the rule wants TLS
+	EgressUpgrade     EgressReason = "upgrade"      // a change of protocols that the rule does not allow
+	EgressNotAnswered EgressReason = "not_answered" // on_deny is ask, and nobody allowed it in time
+	EgressFrozen      EgressReason = "frozen"       // boxedctl egress freeze
+	EgressChanged     EgressReason = "changed"      // a connection that was allowed, and no longer is
+	EgressRevoked     EgressReason = "revoked"      // the secret was revoked
+
+	// The address is not one to connect to.
+	EgressNeverAddress   EgressReason = "never_address"   // this host, the mesh, loopback, metadata, …: nothing can allow it
+	EgressPrivateAddress EgressReason = "private_address" // private or special; the operator may open it
+	EgressNoAddress      EgressReason = "no_address"      // the name has none
+	EgressResolveFailed  EgressReason = "resolve_failed"
+	EgressConnectFailed  EgressReason = "connect_failed"
+	EgressExitAway       EgressReason = "exit_away" // the node that is the way out does not answer
+
+	// TLS is not what it says.
+	EgressNotTLS      EgressReason = "not_tls"      // something else in a tunnel for TLS
+	EgressNoSNI       EgressReason = "no_sni"       // a ClientHello without a name
+	EgressSNI         EgressReason = "sni_mismatch" // another name than was asked for
+	EgressECH         EgressReason = "encrypted_client_hello"
+	EgressHost        EgressReason = "host_mismatch" // a Host that is not the connection's
+	EgressRejectedCA  EgressReason = "client_rejected_ca"
+	EgressUpstreamTLS EgressReason = "upstream_tls" // the destination's certificate is not good
+
+	// Credentials.
+	EgressForeignCredential EgressReason = "foreign_credential" // one that is not the sandbox's own placeholder
+	EgressMisuse            EgressReason = "placeholder_misuse" // a placeholder where it does not belong
+	EgressNoCredential      EgressReason = "no_credential"      // required, and none bound or given
+	EgressHolderAway        EgressReason = "holder_away"        // the node that holds the secret does not answer
+
+	// Limits.
+	EgressTooMany   EgressReason = "too_many" // connections at once
+	EgressTooFast   EgressReason = "too_fast" // connections or requests per second
+	EgressTooMuch   EgressReason = "too_much" // bytes
+	EgressNames     EgressReason = "too_many_names"
+	EgressIdle      EgressReason = "idle"
+	EgressTruncated EgressReason = "truncated"  // an answer that was cut off
+	EgressAuditFull EgressReason = "audit_full" // nothing opens that cannot be recorded
+)
+
+// EgressMode says what the proxy does with a connection that a rule allows.
+type EgressMode string
+
+// The modes.
+const (
+	EgressTunnel    EgressMode = "tunnel"    // TLS that the proxy cannot read
+	EgressIntercept EgressMode = "intercept" // TLS that ends at the proxy
+)
+
+// EgressProfile says what a sandbox may connect to. It is replicated to all nodes.
+type EgressProfile struct {
+	Version int    `json:"version"`         // 1
+	Name    string `json:"name"`            // [a-z0-9-]{1,40}
+	Owner   string `json:"owner,omitempty"` // "": of the operator, for everybody to name
+	// Rules may be empty, which denies everything, but not absent.
+	Rules []EgressRule `json:"rules"`
+	Deny  []string     `json:"deny,omitempty"` // patterns; before all rules
+	// OnDeny is what becomes of a connection that no rule names.
+	OnDeny OnDeny `json:"on_deny,omitempty"`
+	// Exit is the node that connections leave by; "" is the sandbox's own.
+	Exit NodeID `json:"exit,omitempty"`
+
+	// What follows is filled in by the node.
+	Hash      string    `json:"hash,omitempty"` // of all that a person wrote
+	Ready     bool      `json:"ready,omitempty"`
+	Flags     []string  `json:"flags,omitempty"` // what to know of it, such as FlagExfiltration
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+}
+
+// FlagExfiltration marks a profile by which data can go to anybody.
+const FlagExfiltration = "exfiltration"
+
+// OnDeny is what becomes of a connection that no rule names.
+type OnDeny string
+
+// The ways.
+const (
+	DenyRefuse OnDeny = "refuse" // at once; also ""
+	DenyAsk    OnDeny = "ask"    // it is held for EgressAskLimit, and its owner asked
+)
+
+// EgressAskLimit is how long a connection waits for its owner.
+const EgressAskLimit = 30 * time.Second
+
+// EgressRule is a tuple: what it allows, it allows together. Rules are never merged.
+type EgressRule struct {
+	// Host is a name, "*." before a name for exactly one label more, an address, or "*" for
+	// any name.
+	Host  string     `json:"host"`
+	Ports []uint16   `json:"ports,omitempty"` // default 443
+	Mode  EgressMode `json:"mode,omitempty"`  // default tunnel
+	// Methods and Paths need the mode intercept, or port 80. A path is a prefix that ends at
+	// a "/", or exact; none is any.
+	Methods []string `json:"methods,omitempty"`
+	Paths   []string `json:"paths,omitempty"`
+	// Credential names a secret, and whether nothing goes without it.
+	Credential string         `json:"credential,omitempty"`
+	Need       CredentialNeed `json:"need,omitempty"`
+	Raw        bool           `json:"raw,omitempty"`       // any protocol, SSH say; not on ports 80 and 443
+	AllowECH   bool           `json:"allow_ech,omitempty"` // an encrypted ClientHello, in a tunnel
+	WebSocket  *bool          `json:"websocket,omitempty"` // intercepted; default: where there is no credential
+}
+
+// CredentialNeed says what becomes of a rule whose secret is not there.
+type CredentialNeed string
+
+// The needs.
+const (
+	CredentialRequired CredentialNeed = "required" // nothing goes; also ""
+	CredentialOptional CredentialNeed = "optional" // the host is an ordinary tunnel
+)
+
+// EgressSpec is what a sandbox asks for.
+type EgressSpec struct {
+	Profile string   `json:"profile,omitempty"` // "": the owner's default, or none
+	Allow   []string `json:"allow,omitempty"`   // "host" or "host:port", besides the profile
+	// Only narrows the profile to these hosts; each must be one that it allows.
+	Only    []string    `json:"only,omitempty"`
+	Secrets []SecretUse `json:"secrets,omitempty"`
+	OnDeny  OnDeny      `json:"on_deny,omitempty"` // "": the profile's
+}
+
+// SecretUse attaches a secret to a sandbox.
+type SecretUse struct {
+	Name string `json:"name"`
+	// Repos limits a secret of a code host to these repositories, as "owner/name".
+	Repos    []string `json:"repos,omitempty"`
+	ReadOnly bool     `json:"read_only,omitempty"`
+}
+
+// EgressState is whether a sandbox reaches what it may.
+type EgressState string
+
+// The states.
+const (
+	EgressOpen     EgressState = "open"
+	EgressClosed   EgressState = "closed" // it may reach nothing
+	EgressDegraded EgressState = "degraded"
+)
+
+// EgressStatus is a sandbox's egress.
+type EgressStatus struct {
+	State   EgressState `json:"state"`
+	Reason  string      `json:"reason,omitempty"` // of degraded, and of closed where that is not the spec's
+	Profile string      `json:"profile,omitempty"`
+	Flags   []string    `json:"flags,omitempty"`
+	// Generation and Hash are of the policy in force on the sandbox's node.
+	Generation uint64       `json:"generation,omitempty"`
+	Hash       string       `json:"hash,omitempty"`
+	Rules      []EgressRule `json:"rules,omitempty"` // in force, those of secrets and of allow included
+	Secrets    []string     `json:"secrets,omitempty"`
+	// Untranslated are secrets that a rule has as optional and that are not bound.
+	Untranslated []string `json:"untranslated,omitempty"`
+}
+
+// EgressRecord is one line of the audit log: something was asked for, and this became
+// of it. It never holds a header, a query, a body or a placeholder.
+type EgressRecord struct {
+	Seq        uint64            `json:"seq"`
+	At         time.Time         `json:"at"`
+	Node       NodeID            `json:"node"`
+	Sandbox    ID                `json:"sandbox"`
+	Owner      string            `json:"owner"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Generation uint64            `json:"generation,omitempty"` // of the policy
+	Entry      EgressEntry       `json:"entry"`
+	Host       string            `json:"host,omitempty"`
+	Port       uint16            `json:"port,omitempty"`
+	Address    string            `json:"address,omitempty"` // that was dialled
+	SNI        string            `json:"sni,omitempty"`
+	Method     string            `json:"method,omitempty"`
+	Path       string            `json:"path,omitempty"` // intercepted only
+	Status     int               `json:"status,omitempty"`
+	Allowed    bool              `json:"allowed"`
+	Reason     EgressReason      `json:"reason"`
+	Detail     string            `json:"detail,omitempty"` // for a person
+	Rule       string            `json:"rule,omitempty"`
+	Credential string            `json:"credential,omitempty"` // its name
+	Up         int64             `json:"up,omitempty"`         // bytes out of the sandbox
+	Down       int64             `json:"down,omitempty"`       // bytes into it
+	MS         int64             `json:"ms,omitempty"`
+	Count      int               `json:"count,omitempty"` // of equal denials that are this one record; 0 is 1
+	Exit       NodeID            `json:"exit,omitempty"`
+	End        bool              `json:"end,omitempty"` // the end of a connection that an earlier record opened
+	Prev       string            `json:"prev"`          // hash of the record before, hex
+}
