@@ -26,6 +26,7 @@ type Guest struct {
 	handler    Handler
 	dial       func() (net.Conn, error)
 	operations map[string]operation
+	entries    *entries   // nil: the handler has no loopback to serve egress on
 	directs    sync.Mutex // held by whoever keeps the direct connection
 
 	mu       sync.Mutex
@@ -39,7 +40,11 @@ type Guest struct {
 
 // NewGuest makes a guest. dial reaches the host; build identifies the program.
 func NewGuest(build string, dial func() (net.Conn, error), h Handler) *Guest {
-	return &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}, starting: map[string]bool{}, budget: newBudget()}
+	g := &Guest{build: build, handler: h, dial: dial, operations: operations(), execs: map[string]*guestExec{}, starting: map[string]bool{}, budget: newBudget()}
+	if l, ok := h.(Loopback); ok {
+		g.entries = newEntries(g, l)
+	}
+	return g
 }
 
 // Run dials, serves and dials again until ctx ends. Without a host for as long
@@ -117,6 +122,14 @@ func (g *Guest) configure(c Config) error {
 	if err := g.handler.Configure(c); err != nil {
 		return err
 	}
+	switch {
+	case g.entries != nil:
+		if err := g.entries.configure(c.Egress); err != nil {
+			return err
+		}
+	case c.Egress != nil:
+		return &Error{Code: ErrUnavailable, Message: "this agent serves no egress"}
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.lease = time.Duration(c.LeaseMS) * time.Millisecond
@@ -131,7 +144,10 @@ func (g *Guest) hello(conn net.Conn, hello Hello) (Welcome, error) {
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	defer conn.SetDeadline(time.Time{})
 	var welcome Welcome
-	hello.Version, hello.Features, hello.Build, hello.Secret = Version, guestFeatures, g.build, secret
+	hello.Version, hello.Build, hello.Secret = Version, g.build, secret
+	if hello.Features = guestFeatures; g.entries != nil {
+		hello.Features = append(slices.Clone(guestFeatures), featureEgress)
+	}
 	if err := writeMessage(conn, hello); err != nil {
 		return welcome, err
 	}
@@ -212,6 +228,7 @@ func operations() map[string]operation {
 		}),
 		opExecs:    call(func(g *Guest, _ struct{}) (any, error) { return g.list(), nil }),
 		opConfig:   call(func(g *Guest, c Config) (any, error) { return nil, g.configure(c) }),
+		opCanary:   call(func(g *Guest, c Canary) (any, error) { return g.serveCanary(c) }),
 		opPing:     call(func(*Guest, struct{}) (any, error) { return nil, nil }),
 		opEnd:      call(func(g *Guest, _ struct{}) (any, error) { g.handler.End("asked to"); return nil, nil }),
 		opBulk:     call(func(g *Guest, a Bulk) (any, error) { return nil, g.bulkConn(a.Token) }),

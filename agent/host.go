@@ -42,6 +42,8 @@ type HostConfig struct {
 	Away error
 	// Budget is shared by all hosts of the process; nil is no bound.
 	Budget *Budget
+	// Egress serves what leaves the sandbox. Nil: nothing does.
+	Egress EgressFunc
 	// Broken is called once if the guest breaks the protocol. May be nil.
 	Broken func(error)
 	Log    *slog.Logger
@@ -76,7 +78,9 @@ type Host struct {
 	conns             map[*conn]bool // all that are open, for Close
 	closed            bool
 	broken            bool
-	refused           int // connections
+	refused           int      // connections
+	egress            int      // connections that are served
+	features          []string // of the guest that is connected
 }
 
 // conn is a connection of the guest that Close closes.
@@ -228,7 +232,7 @@ func (h *Host) logRefusal(err error) {
 }
 
 // greet judges a new connection and puts it to its use.
-func (h *Host) greet(conn net.Conn) error {
+func (h *Host) greet(conn *conn) error {
 	conn.SetDeadline(time.Now().Add(helloLimit))
 	var hello Hello
 	if err := readMessage(conn, maxHello, &hello); err != nil {
@@ -244,15 +248,16 @@ func (h *Host) greet(conn net.Conn) error {
 		welcome.Error = "unknown version"
 	case h.known && !proven:
 		welcome.Error = "wrong secret"
-	case !h.known && (hello.Bulk != "" || hello.Direct):
+	case !h.known && (hello.Bulk != "" || hello.Direct || hello.Egress != nil):
 		welcome.Error = "a bulk connection before the first"
 	}
-	if welcome.Error == "" && hello.Bulk == "" && !hello.Direct {
+	if welcome.Error == "" && hello.Bulk == "" && !hello.Direct && hello.Egress == nil {
 		if !h.known {
 			welcome.Secret = h.cfg.Secret
 			first = true
 		}
 		h.known = true
+		h.features = hello.Features
 		h.controls++
 		number = h.controls
 		config := h.config
@@ -272,6 +277,8 @@ func (h *Host) greet(conn net.Conn) error {
 	}
 	conn.SetDeadline(time.Time{})
 	switch {
+	case hello.Egress != nil:
+		return h.takeEgress(conn, *hello.Egress)
 	case hello.Direct:
 		return h.takeDirect(conn)
 	case hello.Bulk != "":

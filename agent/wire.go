@@ -37,6 +37,7 @@ type Hello struct {
 	Secret   string   `json:"secret,omitempty"` // proves a re-dial or a bulk connection
 	Bulk     string   `json:"bulk,omitempty"`   // the token of a bulk connection, "" for the control connection
 	Direct   bool     `json:"direct,omitempty"` // a direct connection; see direct.go
+	Egress   *Intent  `json:"egress,omitempty"` // what a program inside asks for; see egress.go
 }
 
 // Welcome is the host's first frame on every connection.
@@ -56,6 +57,8 @@ type Config struct {
 	LeaseMS int64  `json:"lease_ms"` // it ends itself after so long without a host; 0 means never
 	// Ready is what the first exec is likely to be; nil if nothing is known of it.
 	Ready *ReadyConfig `json:"ready,omitempty"`
+	// Egress opens the way out; nil closes it.
+	Egress *EgressConfig `json:"egress,omitempty"`
 }
 
 // ReadyConfig is an exec whose interpreter may be started ahead of it.
@@ -110,6 +113,7 @@ const (
 	opKill     = "kill"      // Kill → nothing, once nothing of the tree is left
 	opExecs    = "execs"     // nothing → []ExecInfo
 	opConfig   = "config"    // Config → nothing
+	opCanary   = "canary"    // Canary → CanaryResult
 	opPing     = "ping"      // nothing → nothing
 	opEnd      = "end"       // nothing → nothing; the guest exits
 	opBulk     = "bulk"      // Bulk → nothing; the guest dials a bulk connection

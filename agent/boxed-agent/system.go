@@ -42,13 +42,17 @@ type system struct {
 	census census
 	ready  ready
 	trim   trimmer
+	own    ownPorts
 
 	mu   sync.Mutex
 	uid  int
 	home string
 }
 
-var _ agent.Handler = (*system)(nil)
+var (
+	_ agent.Handler  = (*system)(nil)
+	_ agent.Loopback = (*system)(nil)
+)
 
 // newSystem hardens this process and starts its resident threads.
 func newSystem() (*system, error) {
@@ -123,9 +127,65 @@ func (s *system) End(reason string) {
 	os.Exit(0)
 }
 
-// Dial connects to a loopback port, over IPv4 and then IPv6.
+// Listen opens a listener on the sandbox's loopback.
+func (s *system) Listen(network, address string) (net.Listener, error) {
+	return s.own.listen(network, address)
+}
+
+// ListenPacket opens a socket for packets there.
+func (s *system) ListenPacket(network, address string) (net.PacketConn, error) {
+	return net.ListenPacket(network, address)
+}
+
+// ownPorts are those at which this process listens on 127.0.0.1, by how many listeners.
+type ownPorts struct {
+	mu    sync.Mutex
+	ports map[string]int
+}
+
+// ownListener is a listener that takes its port out again.
+type ownListener struct {
+	net.Listener
+	closed func()
+}
+
+func (l *ownListener) Close() error {
+	l.closed()
+	return l.Listener.Close()
+}
+
+func (o *ownPorts) listen(network, address string) (net.Listener, error) {
+	l, err := net.Listen(network, address)
+	if err != nil || !strings.HasPrefix(address, "127.0.0.1:") {
+		return l, err
+	}
+	_, port, _ := net.SplitHostPort(address)
+	add := func(n int) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.ports == nil {
+			o.ports = map[string]int{}
+		}
+		o.ports[port] += n
+	}
+	add(1)
+	var once sync.Once
+	return &ownListener{l, func() { once.Do(func() { add(-1) }) }}, nil
+}
+
+func (o *ownPorts) has(port string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ports[port] > 0
+}
+
+// Dial connects to a loopback port, over IPv4 and then IPv6. What this process listens on
+// is no port of the sandbox's.
 func (s *system) Dial(port uint16) (net.Conn, error) {
 	p := strconv.Itoa(int(port))
+	if s.own.has(p) {
+		return nil, &agent.Error{Code: agent.ErrNotFound, Message: "port " + p + " of the sandbox is the way out, which only programs inside may use"}
+	}
 	conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+p, 5*time.Second)
 	if err != nil {
 		if conn6, err6 := net.DialTimeout("tcp6", "[::1]:"+p, 5*time.Second); err6 == nil {
