@@ -1,6 +1,9 @@
 package boxed
 
-import "time"
+import (
+	"net"
+	"time"
+)
 
 // EgressEntry is the way by which a program inside a sandbox asked for the world.
 type EgressEntry string
@@ -20,6 +23,13 @@ type EgressIntent struct {
 	Host  string      `json:"host,omitempty"` // of entries name and dns
 	Port  uint16      `json:"port,omitempty"` // of entry name
 	Type  uint16      `json:"type,omitempty"` // of entry dns: the query's type
+	Full  bool        `json:"full,omitempty"` // of entry dns: there is no address left for the name
+}
+
+// EgressConn is a sandbox's end of a connection.
+type EgressConn interface {
+	net.Conn
+	CloseWrite() error
 }
 
 // EgressReason says why something was allowed or refused. The list is closed; it is
@@ -163,7 +173,11 @@ type EgressSpec struct {
 	// Only narrows the profile to these hosts; each must be one that it allows.
 	Only    []string    `json:"only,omitempty"`
 	Secrets []SecretUse `json:"secrets,omitempty"`
-	OnDeny  OnDeny      `json:"on_deny,omitempty"` // "": the profile's
+	// Repos are what the ready profile github may read, as "owner/name".
+	Repos  []string `json:"repos,omitempty"`
+	OnDeny OnDeny   `json:"on_deny,omitempty"` // "": the profile's
+	// Admin says that its owner administers. The node fills it in.
+	Admin bool `json:"-"`
 }
 
 // SecretUse attaches a secret to a sandbox.
@@ -172,6 +186,61 @@ type SecretUse struct {
 	// Repos limits a secret of a code host to these repositories, as "owner/name".
 	Repos    []string `json:"repos,omitempty"`
 	ReadOnly bool     `json:"read_only,omitempty"`
+}
+
+// Secret is a credential as listed: never its value.
+type Secret struct {
+	Name   string `json:"name"` // [a-z0-9-]{1,40}
+	Owner  string `json:"owner"`
+	Preset string `json:"preset"` // anthropic, openai, github, gitlab, npm, pypi, aws, generic
+	// Hosts are where it is used; a preset has its own.
+	Hosts []string `json:"hosts,omitempty"`
+	// Slot is where it stands in a request: bearer, basic, basic:USER, header:NAME,
+	// query:NAME or sigv4; a preset has its own.
+	Slot    string   `json:"slot,omitempty"`
+	Paths   []string `json:"paths,omitempty"`   // that it is good for; none is all
+	Methods []string `json:"methods,omitempty"` // none is all
+	Env     []string `json:"env,omitempty"`     // variables that hold the placeholder inside
+	Author  string   `json:"author,omitempty"`  // of commits: "Name <mail>"
+	// May are the owners that may attach it besides its own; "*" is everybody.
+	May []string `json:"may,omitempty"`
+	// Nodes may use it: it is sealed to them. All is every node that was known when it was
+	// set.
+	Nodes []NodeID `json:"nodes,omitempty"`
+	All   bool     `json:"all,omitempty"`
+	// HeldBy is the one node that has it and uses it for the others.
+	HeldBy NodeID `json:"held_by,omitempty"`
+	// Source is where the value is from: "value", or "env:NAME" or "command:…" of the node
+	// itself, which stays there.
+	Source    string    `json:"source,omitempty"`
+	Version   int       `json:"version"` // grows with each rotation
+	CreatedAt time.Time `json:"created_at,omitzero"`
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+	RevokedAt time.Time `json:"revoked_at,omitzero"`
+	// Here says whether the node that answers can use it.
+	Here bool `json:"here"`
+}
+
+// SecretRequest sets a secret, or rotates it: sandboxes that use it go on with the new
+// value.
+type SecretRequest struct {
+	Secret
+	Value string `json:"value,omitempty"` // at most MaxSecret bytes
+}
+
+// MaxSecret bounds the value of a secret, in bytes.
+const MaxSecret = 16 << 10
+
+// EgressGrant is what the record of a sandbox keeps of its egress.
+type EgressGrant struct {
+	Spec EgressSpec        `json:"spec"`
+	Env  map[string]string `json:"env,omitempty"` // of every exec
+	// Files lie in the directory that is mounted into the sandbox, by name.
+	Files map[string][]byte `json:"-"`
+	// State is sealed: only the node that made it reads it.
+	State []byte `json:"state,omitempty"`
+	// Canary is a name that the sandbox must not reach.
+	Canary string `json:"canary,omitempty"`
 }
 
 // EgressState is whether a sandbox reaches what it may.

@@ -146,12 +146,6 @@ type Workspace struct {
 	Kind string `json:"kind"` // "memory" is the only kind so far
 }
 
-// Egress names what a sandbox may reach outside. No release serves it yet: a
-// Spec with one is refused with [CodeUnavailable].
-type Egress struct {
-	Profile string `json:"profile"`
-}
-
 // Bounds of a Spec. api/openapi.yaml says the same.
 const (
 	MaxLabels     = 64
@@ -176,7 +170,7 @@ type Spec struct {
 	IdleTimeout Duration          `json:"idle_timeout,omitempty"` // 0 means none
 	Runtime     string            `json:"runtime,omitempty"`      // OCI runtime by name; "" means the node's default
 	Files       []File            `json:"files,omitempty"`        // written before the sandbox is running
-	Egress      *Egress           `json:"egress,omitempty"`
+	Egress      *EgressSpec       `json:"egress,omitempty"`
 	Workspace   *Workspace        `json:"workspace,omitempty"`
 	Node        NodeID            `json:"node,omitempty"` // pins the sandbox; a pinned create admits and does not schedule
 	Placement   *Placement        `json:"placement,omitempty"`
@@ -255,6 +249,8 @@ type Sandbox struct {
 	EndedAt    time.Time `json:"ended_at,omitzero"`
 	ExpiresAt  time.Time `json:"expires_at,omitzero"` // zero: never, or the clock is stopped by a pause
 	ActiveAt   time.Time `json:"active_at,omitzero"`  // the last activity that counts against idle_timeout
+	// Egress is whether it reaches what it may; nil is nothing. Rules are not listed here.
+	Egress *EgressStatus `json:"egress,omitempty"`
 }
 
 // Update changes a living sandbox. Nil fields stay.

@@ -20,7 +20,7 @@ func TestSandboxes(t *testing.T) {
 			Env: map[string]string{"A": "1"}, Dir: "/workspace", Limits: boxed.Limits{MemoryBytes: 256 << 20, CPUs: 0.5},
 			TTL: boxed.Never, IdleTimeout: boxed.Duration(90 * time.Second),
 			Files: []boxed.File{{Path: "a/b", Content: []byte{0, 255, 1}, Mode: 0o755}},
-			Node:  testNode, Workspace: &boxed.Workspace{Kind: "memory"}, Egress: &boxed.Egress{Profile: "x"},
+			Node:  testNode, Workspace: &boxed.Workspace{Kind: "memory"}, Egress: &boxed.EgressSpec{Profile: "x"},
 		}
 		sb, err := h.client.Create(t.Context(), want)
 		if err != nil {

@@ -228,8 +228,9 @@ func embedded(addr netip.Addr) []netip.Addr {
 		return []netip.Addr{v4(4, 5, 6, 7), client}
 	case localNAT64.Contains(addr):
 		// The site chose where in it the address is (RFC 6052, section 2.2: byte 8 is
-		// left out), and nothing here knows. The first bytes of a longer prefix are
-		// mostly zero, so a zero there says nothing of a shorter one.
+		// left out), and nothing here knows. Mostly it is at the end, after zeros that
+		// would be no address in the middle. A site that has it in the middle, and zeros
+		// at the end, cannot be opened.
 		list := []netip.Addr{v4(12, 13, 14, 15)}
 		for _, a := range []netip.Addr{v4(6, 7, 9, 10), v4(7, 9, 10, 11), v4(9, 10, 11, 12)} {
 			if a.As4()[0] != 0 {

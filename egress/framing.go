@@ -96,6 +96,8 @@ type framing struct {
 	whole   bool         // the piece was checked, and is passed on
 	passed  int          // bytes of it
 	refused *framingError
+	// The client has had its last answer, and time to read it.
+	lingered bool
 
 	mu      sync.Mutex
 	said    bool // the refusal is written; nothing comes after it
@@ -129,8 +131,7 @@ func (f *framing) Read(p []byte) (int, error) {
 		case phaseRaw:
 			return f.beyond(p)
 		}
-		err := f.next()
-		if !errors.As(err, &f.refused) && err != nil {
+		if err := f.next(); err != nil && !errors.As(err, &f.refused) {
 			return 0, err
 		}
 	}
@@ -167,10 +168,22 @@ func (f *framing) beyond(p []byte) (int, error) {
 	f.mu.Lock()
 	denied := f.turn == turnDenied
 	f.mu.Unlock()
-	if denied {
+	// Not for the look ahead: the no may be being written still.
+	if denied && len(p) > 1 {
+		f.linger()
 		return 0, io.EOF
 	}
 	return f.r.Read(p)
+}
+
+// rest is what was read and not passed on, once it is no HTTP any more: for whoever takes
+// the connection itself.
+func (f *framing) rest() []byte {
+	if f.phase != phaseRaw {
+		return nil
+	}
+	rest, _ := f.r.Peek(f.r.Buffered())
+	return rest
 }
 
 // release is called when the piece has been passed on.
@@ -298,14 +311,13 @@ func (f *framing) chunk(line string) error {
 	if !isFieldValue(extensions) {
 		return misframed("a control character in the extensions of a chunk")
 	}
-	f.whole = true
 	if size == 0 {
 		// The last chunk goes with the trailers, so that they are judged before the server
 		// knows that the body is complete.
-		f.phase, f.whole = phaseTrailers, false
+		f.phase = phaseTrailers
 		return nil
 	}
-	f.phase, f.after, f.left = phaseData, phaseChunkEnd, size
+	f.phase, f.after, f.left, f.whole = phaseData, phaseChunkEnd, size, true
 	return nil
 }
 
@@ -347,9 +359,7 @@ func (f *framing) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// refuse answers a refused request, once, as the last thing on the connection. What
-// the client still sends is read for a moment: closing with it unread would reset
-// the connection and could take the answer with it.
+// refuse answers a refused request, once, as the last thing on the connection.
 func (f *framing) refuse() {
 	f.mu.Lock()
 	said := f.said
@@ -358,16 +368,25 @@ func (f *framing) refuse() {
 	if said {
 		return
 	}
-	body, _ := json.Marshal(map[string]any{ // strings only
-		"error": "egress_denied", "reason": boxed.EgressInvalidRequest, "hint": f.refused.Why,
+	body, _ := json.Marshal(map[string]string{ // which cannot fail
+		"error": "egress_denied", "reason": string(boxed.EgressInvalidRequest), "hint": f.refused.Why,
 	})
 	answer := fmt.Sprintf("HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\n"+
 		"Content-Length: %d\r\nX-Egress-Reason: %s\r\n\r\n%s",
 		f.refused.Status, http.StatusText(f.refused.Status), len(body), boxed.EgressInvalidRequest, body)
 	_ = f.Conn.SetWriteDeadline(time.Now().Add(refusalWrite))
-	if _, err := io.WriteString(f.Conn, answer); err != nil {
+	if _, err := io.WriteString(f.Conn, answer); err == nil {
+		f.linger()
+	}
+}
+
+// linger reads for a moment, once, what the client still sends after its last answer:
+// closing with it unread would reset the connection and could take the answer along.
+func (f *framing) linger() {
+	if f.lingered {
 		return
 	}
+	f.lingered = true
 	_ = f.CloseWrite()
 	_ = f.Conn.SetReadDeadline(time.Now().Add(refusalLinger))
 	_, _ = io.CopyN(io.Discard, f.Conn, refusalDrain)

@@ -29,8 +29,8 @@ func invalid(field, format string, args ...any) error {
 
 // check judges a completed spec.
 func (h *host) check(spec boxed.Spec, who boxed.Principal) error {
-	if spec.Egress != nil {
-		return boxed.Errorf(boxed.CodeUnavailable, "egress: this release gives sandboxes no way out; leave it away").WithField("egress")
+	if err := h.checkEgress(spec, who); err != nil {
+		return err
 	}
 	if w := spec.Workspace; w != nil && w.Kind != "memory" {
 		return boxed.Errorf(boxed.CodeUnavailable, "workspace.kind: this release has memory only, not %q", w.Kind).WithField("workspace.kind")

@@ -20,6 +20,10 @@ func (h *host) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox, err
 		return nil, errNobody()
 	}
 	asked := spec
+	if spec.Egress != nil { // what is filled in is for this create
+		own := *spec.Egress
+		spec.Egress = &own
+	}
 	if err := checkIdempotencyKey(spec.IdempotencyKey); err != nil {
 		return nil, err
 	}

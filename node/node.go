@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/egress"
 	"github.com/boxed-mesh/boxed/sandbox"
 	"github.com/boxed-mesh/boxed/scheduler"
 )
@@ -51,6 +52,8 @@ type Config struct {
 	Labels   func() map[string]string // of this node; nil: none
 	Strategy scheduler.Strategy       // by which this node places
 	Settings SettingsStore            // nil: what an operator sets is forgotten at a restart
+
+	Egress *egress.Keeper // nil: no sandbox gets out
 
 	Log *slog.Logger
 	Now func() time.Time

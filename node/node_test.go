@@ -320,7 +320,7 @@ func TestABadSpecNamesItsField(t *testing.T) {
 		"idle":                 {boxed.Spec{IdleTimeout: 1}, boxed.CodeInvalid, "idle_timeout"},
 		"negative idle":        {boxed.Spec{IdleTimeout: -1}, boxed.CodeInvalid, "idle_timeout"},
 		"runtime":              {boxed.Spec{Runtime: "nope"}, boxed.CodeUnavailable, "runtime"},
-		"egress":               {boxed.Spec{Egress: &boxed.Egress{Profile: "x"}}, boxed.CodeUnavailable, "egress"},
+		"egress":               {boxed.Spec{Egress: &boxed.EgressSpec{Profile: "x"}}, boxed.CodeUnavailable, "egress"},
 		"workspace":            {boxed.Spec{Workspace: &boxed.Workspace{Kind: "disk"}}, boxed.CodeUnavailable, "workspace.kind"},
 		"memory":               {limits(func(l *boxed.Limits) { l.MemoryBytes = 1 }), boxed.CodeInvalid, "limits.memory_bytes"},
 		"negative memory":      {limits(func(l *boxed.Limits) { l.MemoryBytes = -1 }), boxed.CodeInvalid, "limits.memory_bytes"},

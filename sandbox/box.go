@@ -182,6 +182,9 @@ func (b *box) viewLocked() *boxed.Sandbox {
 	if s.Labels == nil {
 		s.Labels = map[string]string{}
 	}
+	if b.rec.Egress != nil && b.m.cfg.Egress != nil {
+		s.Egress = b.m.cfg.Egress.State(b.id)
+	}
 	return &s
 }
 

@@ -261,6 +261,7 @@ func createSteps(image Image) []step {
 		{"container", func(b *box, ctx context.Context) error { return b.stepContainer(ctx, image) }},
 		{"start", (*box).stepStart},
 		{"link", (*box).stepLink},
+		{"canary", (*box).stepCanary},
 	}
 }
 
@@ -362,8 +363,13 @@ func (b *box) stepMount(context.Context) error {
 // listen makes the socket and waits for nobody.
 func (b *box) listen(known bool) error {
 	r := b.record()
+	var egress agent.EgressFunc
+	if b.m.cfg.Egress != nil {
+		egress = b.serveEgress
+	}
 	host, err := agent.Listen(agent.HostConfig{
-		Dir: b.dir(), Socket: SocketName, Secret: r.Secret, Known: known,
+		Egress: egress,
+		Dir:    b.dir(), Socket: SocketName, Secret: r.Secret, Known: known,
 		Config: b.m.agentConfig(&r),
 		Away:   boxed.ErrGoingAway,
 		Budget: b.m.streams,
@@ -387,6 +393,10 @@ func (b *box) listen(known bool) error {
 // agentConfig is what an agent is told of its sandbox.
 func (m *Manager) agentConfig(r *Record) agent.Config {
 	c := agent.Config{UID: r.UID, Home: GuestHome, LeaseMS: r.lease().Milliseconds()}
+	if r.Egress != nil {
+		ports := egressPorts
+		c.Egress = &ports
+	}
 	if t := m.cfg.Templates[r.Sandbox.Template]; r.Pooled && t.Warm != boxed.WarmNone {
 		// What whoever claims it is most likely to do first.
 		likely := *r

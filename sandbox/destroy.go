@@ -35,7 +35,7 @@ var destroySteps = []step{
 	{"stopping", (*box).stepStopping},
 	{"end", (*box).stepEnd},
 	{"remove", unlessGone((*box).stepRemove)},
-	{"unlink", func(b *box, _ context.Context) error { b.closeHost(); return nil }},
+	{"unlink", func(b *box, _ context.Context) error { b.closeHost(); b.shutEgress(); return nil }},
 	{"directory", unlessGone((*box).stepDirectory)},
 	{"ended", (*box).stepEnded},
 }
@@ -107,7 +107,7 @@ func (b *box) stepStopping(context.Context) error {
 	defer b.saving.Unlock()
 	next := b.record()
 	first := next.Sandbox.State != boxed.StateStopping
-	next.Sandbox.State, next.Sandbox.Env, next.ImageEnv = boxed.StateStopping, nil, nil
+	next.Sandbox.State, next.Sandbox.Env, next.ImageEnv, next.Egress = boxed.StateStopping, nil, nil, nil
 	if err := b.m.cfg.Records.Put(string(b.id), next); err != nil && first {
 		b.m.log.Error("write that a sandbox is ending", "sandbox", b.id, "err", err)
 	}

@@ -211,6 +211,9 @@ func environment(r *Record, req boxed.ExecRequest) []string {
 		env["TERM"] = "xterm-256color"
 	}
 	maps.Copy(env, r.ImageEnv)
+	if r.Egress != nil {
+		maps.Copy(env, r.Egress.Env)
+	}
 	maps.Copy(env, r.Sandbox.Env)
 	maps.Copy(env, req.Env)
 	list := make([]string, 0, len(env))

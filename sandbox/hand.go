@@ -20,6 +20,9 @@ func (b *box) hand(ctx context.Context, spec boxed.Spec) error {
 	if err := b.prepare(ctx, spec); err != nil {
 		return b.undo(ctx, "prepare", err)
 	}
+	if err := b.openEgress(ctx, spec.Egress); err != nil {
+		return b.undo(ctx, "egress", err)
+	}
 	err := b.update(func(r *Record) error {
 		if err := b.alive(); err != nil {
 			return err

@@ -31,6 +31,8 @@ type Config struct {
 	Runtime string
 	// UIDs of sandboxes, both ends included.
 	FirstUID, LastUID int
+	// Egress lets sandboxes out; nil: none ever leaves.
+	Egress Egress
 	// Refill is how many warm sandboxes are made at once; 2 is where a host of 2
 	// cores saturates.
 	Refill int
@@ -111,6 +113,7 @@ type Manager struct {
 	clearing  int           // ended sandboxes of which something is left
 	wake      chan struct{} // tells Run that a pool needs filling
 	pulls     pulls
+	roots     map[string][]byte // certificates that images trust, by digest
 }
 
 // New makes a Manager. Run recovers what an earlier life left; until then
@@ -151,7 +154,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, log: cfg.Log, bootID: strings.TrimSpace(string(boot)),
-		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{},
+		boxes: map[boxed.ID]*box{}, living: map[boxed.ID]*box{}, pools: map[string]*pool{}, misses: map[string]int64{}, roots: map[string][]byte{},
 		uids: newUIDPool(cfg.FirstUID, cfg.LastUID), wake: make(chan struct{}, 1),
 		stop: make(chan struct{}), pulls: newPulls(), orphanGrace: orphanGrace, lookPause: lookPause,
 		streams: agent.NewBudget(sharedStreams), making: queue{free: cfg.Making}, rush: queue{free: rushEach * runtime.NumCPU()}, clearSlots: make(chan struct{}, cfg.Refill),

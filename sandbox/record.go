@@ -25,6 +25,8 @@ type Record struct {
 	SpecHash string `json:"spec_hash,omitempty"`
 	// ImageEnv is the vetted environment of the image.
 	ImageEnv map[string]string `json:"image_env,omitempty"`
+	// Egress is what it may reach; nil is nothing.
+	Egress *boxed.EgressGrant `json:"egress,omitempty"`
 	// Left is what was left of the ttl when it was paused; boxed.Never for none.
 	Left boxed.Duration `json:"left,omitempty"`
 	// Ending is why it is being ended, written before the first step of destroy.

@@ -148,6 +148,7 @@ func endOf(c Status) (boxed.EndReason, string) {
 // adopt takes a running sandbox over. Its clocks go on from the durable state;
 // nobody could use it meanwhile, so it is idle from now on at the earliest.
 func (m *Manager) adopt(ctx context.Context, b *box, c Status) {
+	b.restoreEgress() // before its agent can hand anything over
 	if err := b.listen(true); err != nil {
 		m.log.Error("adopt: the agent's socket", "sandbox", b.id, "err", err)
 		m.later(func(ctx context.Context) {

@@ -37,6 +37,7 @@ type Config struct {
 	Mesh    MeshConfig
 	Tailnet TailnetConfig
 	SSH     SSHConfig
+	Egress  EgressConfig
 
 	Agent     string // path; "": the embedded one
 	Docker    DockerConfig

@@ -59,6 +59,12 @@ func (l *Loaded) readEnvironment(environ []string) (problems Problems) {
 			given[name] = value
 		}
 	}
+	for _, pair := range environ { // of other systems, and so without our prefix
+		if value, ok := strings.CutPrefix(pair, egressEnviron+"="); ok && value != "" {
+			l.Egress.AllowedHosts = allowedHosts(value)
+			l.Origins["egress.allowed_hosts"] = egressEnviron
+		}
+	}
 	known := []string{}
 	for _, s := range l.settings() {
 		known = append(known, s.env())

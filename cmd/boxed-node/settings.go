@@ -41,6 +41,7 @@ func (c *Config) settings() []setting {
 	list = append(list, limitSettings("limits.default", &c.Limits.Default, "unless the template or the request says otherwise")...)
 	list = append(list, limitSettings("limits.highest", &c.Limits.Highest, "that a request may ask for; 0 is no bound but the node's capacity")...)
 	list = append(list, c.nodeSettings()...)
+	list = append(list, c.Egress.settings()...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		list = append(list, templateSettings(name, c.Templates[name])...)
 	}

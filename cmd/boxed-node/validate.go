@@ -38,6 +38,7 @@ func (c *Config) Validate() Problems {
 	c.validateMesh(v)
 	c.validateSandboxes(v)
 	c.validateNode(v)
+	c.Egress.validate(v)
 	return v.problems
 }
 

@@ -39,6 +39,7 @@ type daemon struct {
 	tools    string // beside it; "": none
 	front    *front
 	ssh      *sshDoor
+	egress   *egressParts
 	parts    []runner
 	close    []func() error // of what was opened, in that order
 }
@@ -87,6 +88,9 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	}
 	d.close = append(d.close, engine.Close)
 	driver := hookedDriver(cfg.DataDir, engine)
+	if d.egress, err = d.openEgress(); err != nil {
+		return nil, err
+	}
 	manager, err := d.newManager(driver)
 	if err != nil {
 		return nil, err
@@ -96,6 +100,7 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	mesh.node = n
+	d.egress.own.peers = mesh.addresses
 	if err := d.openSSH(ctx, n, sshKeys, mesh); err != nil {
 		return nil, err
 	}
@@ -110,7 +115,7 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	if err := mesh.openTailnet(ctx); err != nil {
 		return nil, err
 	}
-	d.parts = []runner{d.store, keys, sshKeys, manager, n, mesh.cluster, mesh}
+	d.parts = []runner{d.store, d.egress.audit, d.egress.keeper, keys, sshKeys, manager, n, mesh.cluster, mesh}
 	d.front = &front{
 		ln: ln, cert: cert, drain: cfg.Drain.D(), log: log, server: server.HTTPServer(),
 		shutdown: func(ctx context.Context) error {
@@ -197,7 +202,7 @@ func (d *daemon) newManager(driver sandbox.Driver) (*sandbox.Manager, error) {
 	return sandbox.New(hooked(d.cfg.DataDir, sandbox.Config{
 		Node: d.id, Dir: d.cfg.path("sandboxes"), Agent: d.agent, Tools: d.tools, Driver: driver, Records: records,
 		Templates: d.cfg.TemplateList(), Runtime: d.cfg.Docker.Runtime,
-		FirstUID: d.cfg.UIDs.First, LastUID: d.cfg.UIDs.Last, Refill: d.cfg.Pool.Refill,
+		FirstUID: d.cfg.UIDs.First, LastUID: d.cfg.UIDs.Last, Refill: d.cfg.Pool.Refill, Egress: d.egress.keeper,
 		PoolRoom: func(used boxed.Capacity) int64 {
 			return int64(float64(max(0, usable-used.MemoryBytes)) * d.cfg.Pool.MemoryShare)
 		},
@@ -221,7 +226,8 @@ func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node
 		TTL: d.cfg.TTL.Default, MaxTTL: d.cfg.TTL.Highest, Idle: d.cfg.Idle,
 		Quota:  func(owner string) node.Quota { return node.Quota(d.cfg.Quotas.Of(owner)) },
 		Policy: d.cfg.policy(), Most: d.cfg.Capacity.Sandboxes, Log: d.log,
-		Place: boxed.PlaceRule(d.cfg.Place), Labels: d.cfg.liveLabels, Strategy: scheduler.Strategy(d.cfg.PlaceBy),
+		Egress: d.egress.keeper,
+		Place:  boxed.PlaceRule(d.cfg.Place), Labels: d.cfg.liveLabels, Strategy: scheduler.Strategy(d.cfg.PlaceBy),
 		Settings: nodeSettings{store.NewTable[node.Settings](d.store, "node")},
 	})
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/boxed-mesh/boxed/internal/table"
 )
 
+// catEgress are the flags that let a sandbox out.
+const catEgress = "Egress"
+
 // catPlacement are the flags that choose among nodes.
 const catPlacement = "Placement"
 
@@ -36,6 +39,12 @@ func specFlags() []cli.Flag {
 		&cli.StringFlag{Name: "runtime", Usage: "isolate with this OCI `RUNTIME` (boxedctl node lists them)"},
 		&cli.StringFlag{Name: "ttl", Usage: "end it after `DURATION`, like 90s, 10m, 2d; admins may say never"},
 		&cli.StringFlag{Name: "idle-timeout", Usage: "end it after it was idle for `DURATION`"},
+		&cli.StringFlag{Name: "egress", Category: catEgress, Usage: "let it reach what this `PROFILE` allows (boxedctl egress profile ls lists them); none: nothing, whatever the node's default"},
+		&cli.StringSliceFlag{Name: "allow", Category: catEgress, Usage: "let it reach `HOST`, on port 443, or HOST:PORT; several between commas, or repeated"},
+		&cli.StringSliceFlag{Name: "secret", Category: catEgress, Usage: "let programs use the secret `NAME`, which they never see (boxedctl secret ls); may be repeated"},
+		&cli.StringSliceFlag{Name: "repo", Category: catEgress, Usage: "limit the secrets of code hosts, or the profile github, to the repository `OWNER/NAME`; may be repeated"},
+		&cli.BoolFlag{Name: "read-only", Category: catEgress, Usage: "limit the secrets to reading"},
+		&cli.BoolFlag{Name: "ask", Category: catEgress, Usage: "ask you about each host that is not allowed (boxedctl egress ask), instead of refusing it"},
 		&cli.StringFlag{Name: "node", Category: catPlacement, Usage: "make it on this `NODE`: an ID, its first characters, or a name"},
 		&cli.StringSliceFlag{Name: "node-label", Category: catPlacement, Usage: "only on a node with the label `K=V`; repeated, with all of them"},
 		&cli.StringFlag{Name: "isolation", Category: catPlacement, Usage: "only where it is isolated at least by a `KIND`: " + oneOf(isolations)},
@@ -84,6 +93,9 @@ func (a *app) parseSpec(c *cli.Context) (boxed.Spec, []upload, error) {
 	if spec.Limits, err = parseLimits(c); err != nil {
 		return spec, nil, err
 	}
+	if spec.Egress, err = parseEgress(c); err != nil {
+		return spec, nil, err
+	}
 	var uploads []upload
 	for _, s := range c.StringSlice("file") {
 		u, err := parseUpload(s)
@@ -127,6 +139,32 @@ func (a *app) place(ctx context.Context, svc service, c *cli.Context, spec *boxe
 		spec.Placement = &p
 	}
 	return nil
+}
+
+// parseEgress reads the flags that let a sandbox out; nil: none was given.
+func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
+	e := &boxed.EgressSpec{Profile: c.String("egress"), Allow: c.StringSlice("allow")}
+	repos, used := c.StringSlice("repo"), false
+	for _, name := range c.StringSlice("secret") {
+		use := boxed.SecretUse{Name: name, ReadOnly: c.Bool("read-only")}
+		use.Repos, used = repos, true
+		e.Secrets = append(e.Secrets, use)
+	}
+	switch {
+	case !used && len(repos) > 0 && e.Profile != "github":
+		return nil, usagef("--repo limits a secret, or --egress github").hint("boxedctl run --secret github --repo acme/app …")
+	case !used && c.Bool("read-only"):
+		return nil, usagef("--read-only limits a secret, and no --secret is given")
+	case e.Profile == "github":
+		e.Repos = repos
+	}
+	if c.Bool("ask") {
+		e.OnDeny = boxed.DenyAsk
+	}
+	if e.Profile == "" && e.Allow == nil && e.Secrets == nil && e.OnDeny == "" {
+		return nil, nil
+	}
+	return e, nil
 }
 
 func parseLimits(c *cli.Context) (boxed.Limits, error) {

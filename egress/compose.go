@@ -1,0 +1,356 @@
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// composed is a policy, and what it is made of.
+type composed struct {
+	policy       *Policy
+	bindings     []*Binding
+	env          map[string]string // of the secrets
+	files        map[string]string
+	hosts        []string // that are intercepted
+	secrets      []string
+	untranslated []string
+	flags        []string
+}
+
+// composing makes the policy of one sandbox.
+type composing struct {
+	k      *Keeper
+	owner  string
+	admin  bool
+	spec   *boxed.EgressSpec
+	allow  []string // spec's, and those that were allowed since
+	tokens map[string]string
+	out    *composed
+	rules  []*Rule
+	byName map[string]*Binding
+}
+
+// compose is called with the Keeper's lock held.
+func (c *composing) compose() (*composed, error) {
+	c.out = &composed{env: map[string]string{}, files: map[string]string{}}
+	c.byName = map[string]*Binding{}
+	profile, err := c.k.profileLocked(c.owner, c.spec.Profile)
+	if err != nil {
+		return nil, err
+	}
+	pol := &Policy{Generation: c.k.generation, OnDeny: c.spec.OnDeny, hostDeny: c.k.cfg.HostDeny}
+	c.out.policy = pol
+	for _, use := range c.spec.Secrets {
+		if err := c.attach(use); err != nil {
+			return nil, err
+		}
+	}
+	if profile != nil {
+		pol.Profile, pol.Exit = profile.Name, profile.Exit
+		pol.OnDeny = cmp.Or(c.spec.OnDeny, profile.OnDeny)
+		c.out.flags = flagsOf(profile)
+		if err := c.take(profile); err != nil {
+			return nil, err
+		}
+		for _, d := range profile.Deny {
+			p, err := ParsePattern(d)
+			if err != nil {
+				return nil, boxed.Errorf(boxed.CodeInvalid, "deny: %w", err)
+			}
+			pol.deny = append(pol.deny, p)
+		}
+	} else if len(c.spec.Only) > 0 {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "egress.only narrows a profile, and there is none").WithField("egress.only")
+	}
+	for i, a := range c.allow {
+		if err := c.permit(a); err != nil {
+			return nil, boxed.Errorf(boxed.CodeInvalid, "egress.allow: %w", err).WithField(fmt.Sprintf("egress.allow[%d]", i))
+		}
+	}
+	if err := order(c.rules); err != nil {
+		return nil, err
+	}
+	pol.rules = c.rules
+	for _, r := range c.rules {
+		if r.Mode == boxed.EgressIntercept && !slices.Contains(c.out.hosts, r.Pattern.String()) {
+			c.out.hosts = append(c.out.hosts, r.Pattern.String())
+		}
+	}
+	slices.Sort(c.out.hosts)
+	return c.out, nil
+}
+
+// flagsOf is what to know of a profile.
+func flagsOf(p *boxed.EgressProfile) []string {
+	for _, r := range p.Rules {
+		if r.Host == "*" {
+			return []string{boxed.FlagExfiltration}
+		}
+	}
+	return nil
+}
+
+// attach adds the rules of a secret that the sandbox asks for.
+func (c *composing) attach(use boxed.SecretUse) error {
+	field := "egress.secrets"
+	if slices.Contains(c.out.secrets, use.Name) {
+		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
+	}
+	s := c.k.secretLocked(c.owner, c.admin, use.Name)
+	if s == nil {
+		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q that you may attach; boxedctl secret ls shows yours", use.Name).WithField(field)
+	}
+	p := presets()[s.Preset]
+	switch {
+	case p == nil:
+		return boxed.Errorf(boxed.CodeUnavailable, "the secret %q is of the preset %q, which this release does not know", use.Name, s.Preset).WithField(field)
+	case len(use.Repos) > 0 && !p.repos:
+		return boxed.Errorf(boxed.CodeInvalid, "repositories limit secrets of code hosts, and %q is of the preset %s", use.Name, s.Preset).WithField(field)
+	}
+	if err := checkRepos(use.Repos); err != nil {
+		return err.WithField(field)
+	}
+	b := c.bind(s, p, use.Repos != nil || use.ReadOnly)
+	for _, e := range p.endpoints(s.Secret, use) {
+		rule := e.rule
+		rule.Mode, rule.Credential = boxed.EgressIntercept, s.Name
+		compiled, err := compileRule(rule)
+		if err != nil {
+			return boxed.Errorf(boxed.CodeInvalid, "the secret %q: %w", s.Name, err).WithField(field)
+		}
+		if err := c.within(compiled); err != nil {
+			return err
+		}
+		compiled.Binding, compiled.Slots, compiled.Source = b, e.slots, "secret "+s.Name
+		c.rules = append(c.rules, compiled)
+	}
+	return nil
+}
+
+// checkRepos judges names of repositories.
+func checkRepos(repos []string) *boxed.Error {
+	for _, r := range repos {
+		if owner, name, ok := strings.Cut(r, "/"); !ok || owner == "" || name == "" || !Canonical("/"+r) || strings.ContainsAny(r, "*?#% ") {
+			return boxed.Errorf(boxed.CodeInvalid, "%.80q is no repository; it is OWNER/NAME", r)
+		}
+	}
+	return nil
+}
+
+// bind gives a secret its placeholder in this sandbox, and programs the places where they
+// look for it.
+func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
+	if b := c.byName[s.Name]; b != nil {
+		return b
+	}
+	token := c.tokens[s.key()]
+	if token == "" {
+		sh := p.shapeOf(s.value().Reveal())
+		token = Placeholder(sh.prefix, sh.length)
+		c.tokens[s.key()] = token
+	}
+	owner, name := s.Owner, s.Name
+	b := &Binding{Secret: s.Name, Placeholder: token, Limited: limited, value: func() (Value, bool) { return c.k.valueOf(owner, name) }}
+	c.byName[s.Name] = b
+	c.out.bindings = append(c.out.bindings, b)
+	c.out.secrets = append(c.out.secrets, s.Name)
+	env := s.Env
+	if len(env) == 0 {
+		env = p.env(s.value().Reveal())
+	}
+	for _, name := range env {
+		c.out.env[name] = token
+	}
+	if s.Preset == "aws" { // what it signs with is of no use to anybody
+		c.out.env["AWS_SECRET_ACCESS_KEY"] = token
+	}
+	if p.files != nil {
+		for name, text := range p.files(s.Secret, c.out.env) {
+			c.out.files[name] += text
+		}
+	}
+	return b
+}
+
+// take adds the rules of the profile: those that the sandbox narrows it to, and but for
+// tunnels to a host that a secret is for.
+func (c *composing) take(profile *boxed.EgressProfile) error {
+	written := profile.Rules
+	if profile.Ready && profile.Name == gitHubProfile {
+		if len(c.spec.Repos) == 0 {
+			return boxed.Errorf(boxed.CodeInvalid, "the profile github is for named repositories: --repo OWNER/NAME").WithField("egress.repos")
+		}
+		if err := checkRepos(c.spec.Repos); err != nil {
+			return err.WithField("egress.repos")
+		}
+		for _, e := range gitHub(boxed.Secret{}, boxed.SecretUse{Repos: c.spec.Repos, ReadOnly: true}) {
+			e.rule.Mode = boxed.EgressIntercept
+			written = append(written, e.rule)
+		}
+	} else if len(c.spec.Repos) > 0 {
+		return boxed.Errorf(boxed.CodeInvalid, "repositories are for the profile github, or for a secret").WithField("egress.repos")
+	}
+	rules, err := compileRules(written, "profile "+profile.Name)
+	if err != nil {
+		return err
+	}
+	if rules, err = narrow(rules, c.spec.Only); err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if profile.Owner != "" {
+			if err := c.within(r); err != nil {
+				return err
+			}
+		}
+		if r.Mode == boxed.EgressTunnel && c.intercepted(r.Pattern, r.Ports) {
+			continue
+		}
+		if r.Credential != "" {
+			if err := c.credential(r); err != nil {
+				return err
+			}
+		}
+		c.rules = append(c.rules, r)
+	}
+	return nil
+}
+
+// credential binds the secret that a profile's rule names.
+func (c *composing) credential(r *Rule) error {
+	s := c.k.secretLocked(c.owner, c.admin, r.Credential)
+	if s == nil || s.value().Empty() {
+		if r.Need == boxed.CredentialOptional {
+			c.out.untranslated = append(c.out.untranslated, r.Credential)
+			// An ordinary tunnel: one can log in from inside.
+			r.Mode, r.Credential, r.Need, r.Methods, r.Paths = boxed.EgressTunnel, "", "", nil, nil
+			return nil
+		}
+		return boxed.Errorf(boxed.CodeNotFound, "the rule %s needs the secret %q, and there is none that you may attach and that this node can use; set it: boxedctl secret set %s", r, r.Credential, r.Credential).WithField("egress.profile")
+	}
+	p := presets()[s.Preset]
+	if p == nil {
+		return boxed.Errorf(boxed.CodeUnavailable, "the secret %q is of the preset %q, which this release does not know", s.Name, s.Preset)
+	}
+	if r.Binding = c.byName[s.Name]; r.Binding == nil {
+		r.Binding = c.bind(s, p, false)
+	}
+	r.Slots = bearerSlots
+	for _, e := range p.endpoints(s.Secret, boxed.SecretUse{Name: s.Name}) {
+		if strings.EqualFold(e.rule.Host, r.Host) {
+			r.Slots = e.slots
+		}
+	}
+	return nil
+}
+
+// intercepted reports whether a secret's rule has one of the ports of a host.
+func (c *composing) intercepted(p Pattern, ports []uint16) bool {
+	return slices.ContainsFunc(c.rules, func(r *Rule) bool {
+		return r.Mode == boxed.EgressIntercept && r.Pattern == p && slices.ContainsFunc(ports, func(q uint16) bool { return slices.Contains(r.Ports, q) })
+	})
+}
+
+// permit adds a rule for "host" or "host:port", unless there is one already.
+func (c *composing) permit(text string) error {
+	rule, err := allowRule(text)
+	if err != nil {
+		return err
+	}
+	if err := c.within(rule); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(c.rules, func(r *Rule) bool {
+		return r.Pattern == rule.Pattern && slices.Contains(r.Ports, rule.Ports[0])
+	}) {
+		return nil
+	}
+	if rule.Pattern.Any() {
+		c.out.flags = []string{boxed.FlagExfiltration}
+	}
+	c.rules = append(c.rules, rule)
+	return nil
+}
+
+// allowRule reads "host", "*.suffix", "host:port".
+func allowRule(text string) (*Rule, error) {
+	host, port := strings.TrimSpace(text), uint16(443)
+	if h, p, err := net.SplitHostPort(host); err == nil {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("%.80q has no port between 1 and 65535", text)
+		}
+		host, port = h, uint16(n)
+	}
+	r, err := compileRule(boxed.EgressRule{Host: host, Ports: []uint16{port}})
+	if err != nil {
+		return nil, err
+	}
+	r.Source = "allow"
+	return r, nil
+}
+
+// within holds a rule to what the operator lets owners have.
+func (c *composing) within(r *Rule) error {
+	if c.k.cfg.Ceiling == nil || c.admin {
+		return nil
+	}
+	for _, port := range r.Ports {
+		if !slices.ContainsFunc(c.k.cfg.Ceiling, func(top *Rule) bool {
+			return slices.Contains(top.Ports, port) && includes(top.Pattern, r.Pattern)
+		}) {
+			return boxed.Errorf(boxed.CodeForbidden, "%s:%d is beyond what this node's operator allows (egress.ceiling)", r.Pattern, port).WithField("egress")
+		}
+	}
+	return nil
+}
+
+// includes reports whether all that b matches is matched by a.
+func includes(a, b Pattern) bool {
+	switch {
+	case a == b:
+		return true
+	case a.Any():
+		return !(b.Exact() && b.Host().IsAddr())
+	case b.Exact():
+		return a.Match(b.Host())
+	}
+	return false
+}
+
+// narrow keeps of rules what is for these hosts; none is all of it.
+func narrow(rules []*Rule, only []string) ([]*Rule, error) {
+	if len(only) == 0 {
+		return rules, nil
+	}
+	var out []*Rule
+	for i, text := range only {
+		p, err := ParsePattern(text)
+		if err != nil {
+			return nil, boxed.Errorf(boxed.CodeInvalid, "egress.only: %w", err).WithField(fmt.Sprintf("egress.only[%d]", i))
+		}
+		best := -1
+		for _, r := range rules {
+			if includes(r.Pattern, p) {
+				best = max(best, r.Pattern.Rank())
+			}
+		}
+		if best < 0 {
+			return nil, boxed.Errorf(boxed.CodeForbidden, "egress.only: the profile does not allow %s: a sandbox may only narrow it", p).WithField(fmt.Sprintf("egress.only[%d]", i))
+		}
+		for _, r := range rules {
+			if includes(r.Pattern, p) && r.Pattern.Rank() == best {
+				one := *r
+				one.Pattern, one.Host = p, p.String()
+				out = append(out, &one)
+			}
+		}
+	}
+	return out, nil
+}

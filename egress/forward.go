@@ -1,0 +1,321 @@
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// forwarding is one request that the proxy reads.
+type forwarding struct {
+	f         *flow
+	w         http.ResponseWriter
+	in        *http.Request
+	transport http.RoundTripper
+	scheme    string // of the destination
+	real      *scanner
+	rule      *Rule
+	rec       boxed.EgressRecord
+	begun     time.Time
+	up, down  counter
+}
+
+// counter counts a body's bytes, slows them down, and refuses too many.
+type counter struct {
+	f  *flow
+	up bool
+	n  int64
+}
+
+func (c *counter) pass(n int) error {
+	c.n += int64(n)
+	return c.f.s.limiter.passed(c.f.ctx, c.up, n)
+}
+
+// judge is everything that a request must be before anything of it leaves.
+func (q *forwarding) judge() *refusal {
+	r := q.in
+	if res := q.f.s.limiter.request(); res != nil {
+		return res
+	}
+	if !q.sameHost() { // ET2, ET7: also on a connection that is kept
+		return refuse(boxed.EgressHost, "the request is for another host than the connection")
+	}
+	path := r.URL.EscapedPath()
+	if q.f.dec.HasPaths() && !Canonical(path) {
+		return refuse(boxed.EgressInvalidRequest, "a path that can be read in several ways, where rules name paths")
+	}
+	rule, reason := q.f.dec.Request(r.Method, path)
+	if rule == nil {
+		for _, other := range q.f.dec.Rules {
+			if other.Binding != nil && other.Binding.Limited && isGraphQL(path) {
+				reason = boxed.EgressGraphQL
+			}
+		}
+		return &refusal{Reason: reason, Detail: r.Method + " " + clip(path, 200), Rule: q.f.dec.Rule}
+	}
+	q.rule, q.rec.Rule = rule, rule.String()
+	if up := r.Header.Get("Upgrade"); up != "" {
+		allowed := rule.Binding == nil
+		if rule.WebSocket != nil {
+			allowed = *rule.WebSocket
+		}
+		if !strings.EqualFold(up, "websocket") || !allowed || r.ProtoMajor != 1 {
+			return refuse(boxed.EgressUpgrade, "the rule allows no change of protocols; websocket: true would allow that one")
+		}
+	}
+	return nil
+}
+
+// isGraphQL finds requests whose target is in their body.
+func isGraphQL(path string) bool {
+	return strings.HasSuffix(strings.TrimSuffix(strings.ToLower(path), "/"), "/graphql")
+}
+
+// clip shortens what is shown.
+func clip(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// sameHost compares the request's host with the connection's.
+func (q *forwarding) sameHost() bool {
+	def := uint16(443)
+	if q.scheme == "http" {
+		def = 80
+	}
+	host, port, err := ParseAuthority(q.in.Host, def)
+	return err == nil && host == q.f.host && port == q.f.port
+}
+
+// serve judges the request, swaps its credential, sends it on and streams the answer.
+func (q *forwarding) serve() {
+	q.begun = time.Now()
+	q.up, q.down = counter{f: q.f, up: true}, counter{f: q.f}
+	q.rec = q.f.rec
+	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(q.in.URL.EscapedPath(), 512)
+	if r := q.judge(); r != nil {
+		q.refuse(r)
+		return
+	}
+	out, r := q.outgoing()
+	if r != nil {
+		q.refuse(r)
+		return
+	}
+	q.rec.Allowed, q.rec.Reason = true, boxed.EgressAllowed
+	if err := q.f.s.proxy.cfg.Records.Allow(q.rec); err != nil {
+		q.refuse(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
+		return
+	}
+	if out.Header.Get("Upgrade") != "" {
+		q.upgrade(out)
+		return
+	}
+	resp, err := q.transport.RoundTrip(out)
+	if err != nil {
+		r := q.failed(err)
+		writeRefusal(q.w, r, q.f.host.String())
+		q.ended(statusOf(r.Reason), r)
+		return
+	}
+	defer resp.Body.Close()
+	q.ended(resp.StatusCode, q.answer(resp))
+}
+
+// refuse records and tells why nothing leaves.
+func (q *forwarding) refuse(r *refusal) {
+	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, statusOf(r.Reason)
+	q.f.s.proxy.cfg.Records.Deny(q.rec)
+	writeRefusal(q.w, r, q.f.host.String())
+}
+
+// failed is why no answer came.
+func (q *forwarding) failed(err error) *refusal {
+	var r *refusal
+	var cert *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &r):
+		return r
+	case context.Cause(q.f.ctx) != nil:
+		return asRefusal(context.Cause(q.f.ctx), boxed.EgressChanged)
+	case errors.As(err, &cert):
+		return refuse(boxed.EgressUpstreamTLS, "%v", cert.Err)
+	}
+	return refuse(boxed.EgressConnectFailed, "%v", err)
+}
+
+func (q *forwarding) ended(status int, err error) {
+	rec := q.rec
+	rec.At, rec.End, rec.Status = q.f.s.proxy.cfg.Now(), true, status
+	rec.Up, rec.Down, rec.MS = q.up.n, q.down.n, time.Since(q.begun).Milliseconds()
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		rec.Reason, rec.Detail = r.Reason, r.Detail
+	} else if err != nil {
+		rec.Reason, rec.Detail = boxed.EgressTruncated, "the answer was cut off"
+	}
+	q.f.s.proxy.cfg.Records.End(rec)
+}
+
+// outgoing is the request as it leaves. Hop-by-hop headers are gone before anything is put
+// in.
+func (q *forwarding) outgoing() (*http.Request, *refusal) {
+	in := q.in
+	out := in.Clone(q.f.ctx)
+	out.RequestURI, out.Close = "", false
+	out.URL.Scheme, out.URL.Host = q.scheme, authorityOf(q.f.host, q.f.port, q.scheme)
+	out.Host = out.URL.Host // EF15: without the default port
+	upgrade := in.Header.Get("Upgrade") != ""
+	trailers := slices.ContainsFunc(in.Header.Values("Te"), func(v string) bool { return strings.Contains(strings.ToLower(v), "trailers") })
+	dropHops(out.Header)
+	dropIdentity(out.Header)
+	if trailers { // gRPC needs it
+		out.Header.Set("Te", "trailers")
+	}
+	if upgrade {
+		out.Header.Set("Connection", "Upgrade")
+		out.Header.Set("Upgrade", "websocket")
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header["User-Agent"] = nil // net/http would add its own
+	}
+	if r := q.credentials(out); r != nil {
+		return nil, r
+	}
+	out.Body, out.GetBody = q.body(in), nil
+	out.Trailer = nil // nobody could judge what is in it before it has left
+	return out, nil
+}
+
+// credentials swaps the placeholder, and refuses all else that is a credential.
+func (q *forwarding) credentials(out *http.Request) *refusal {
+	_, tokens, _ := q.f.s.now()
+	if q.f.mode != boxed.EgressIntercept {
+		if tokens.anywhere(out.Header) || tokens.scan.hits(out.URL.String()) {
+			return refuse(boxed.EgressMisuse, "a placeholder in a request without TLS")
+		}
+		return nil
+	}
+	// Of the next hop, which this is: a placeholder in it was for somebody.
+	if v := q.in.Header.Get("Proxy-Authorization"); v != "" {
+		return refuse(boxed.EgressForeignCredential, "the credential in Proxy-Authorization is not this sandbox's placeholder for the host")
+	}
+	v := tokens.swap(out, q.rule, q.rule.Slots)
+	if v.reason != boxed.EgressAllowed {
+		return refuse(v.reason, "%s", v.detail)
+	}
+	if v.used != nil {
+		q.rec.Credential = v.used.Secret
+		if value, ok := v.used.value(); ok {
+			q.real = newScanner(value.Reveal())
+		}
+	}
+	return nil
+}
+
+// body is the request's, sent once: net/http sends nothing twice that it cannot get anew.
+func (q *forwarding) body(in *http.Request) io.ReadCloser {
+	if in.Body == nil || in.Body == http.NoBody {
+		if in.Method == http.MethodGet || in.Method == http.MethodHead || in.Method == http.MethodOptions {
+			return http.NoBody
+		}
+		return io.NopCloser(strings.NewReader(""))
+	}
+	return &counted{ReadCloser: in.Body, c: &q.up}
+}
+
+// counted is a body whose bytes are counted.
+type counted struct {
+	io.ReadCloser
+	c *counter
+}
+
+func (b *counted) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		if lerr := b.c.pass(n); lerr != nil {
+			return 0, lerr
+		}
+	}
+	return n, err
+}
+
+// answer streams a response: each read is sent on at once.
+func (q *forwarding) answer(resp *http.Response) error {
+	head := q.w.Header()
+	dropHops(resp.Header)
+	q.scrub(resp.Header)
+	for name, values := range resp.Header {
+		head[name] = values
+	}
+	for name := range resp.Trailer {
+		head.Add("Trailer", name)
+	}
+	if head.Get("Date") == "" {
+		head["Date"] = nil
+	}
+	if _, ok := head["Content-Type"]; !ok {
+		head["Content-Type"] = nil // net/http would guess one
+	}
+	control := http.NewResponseController(q.w)
+	q.w.WriteHeader(resp.StatusCode)
+	if resp.ContentLength != 0 {
+		control.Flush() // a stream may begin long after its head
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			if lerr := q.down.pass(n); lerr != nil {
+				panic(http.ErrAbortHandler) // so that it is not taken for whole
+			}
+			if _, werr := q.w.Write(buf[:n]); werr != nil {
+				return errEnded
+			}
+			control.Flush()
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			q.ended(resp.StatusCode, errEnded)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	q.scrub(resp.Trailer)
+	for name, values := range resp.Trailer {
+		head[http.TrailerPrefix+name] = values
+	}
+	return nil
+}
+
+// scrub takes out of the answer what a sandbox must not have.
+func (q *forwarding) scrub(h http.Header) {
+	if q.f.mode != boxed.EgressIntercept || q.rule.Binding == nil {
+		return
+	}
+	if scrub(h, q.real) {
+		q.f.s.proxy.cfg.Log.Warn("a server sent a credential back in a header, which was taken out", "sandbox", q.f.s.id, "host", q.f.host.String(), "secret", q.rec.Credential)
+	}
+}
+
+// authorityOf is a host as a request names it.
+func authorityOf(host Host, port uint16, scheme string) string {
+	name := host.String()
+	if host.IsAddr() && host.Addr().Is6() {
+		name = "[" + name + "]"
+	}
+	if scheme == "https" && port == 443 || scheme == "http" && port == 80 {
+		return name
+	}
+	return name + ":" + itoa(port)
+}

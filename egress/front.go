@@ -1,0 +1,262 @@
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// fronts is the one HTTP server behind which all sandboxes' requests are served: as a
+// proxy's, as those of plain HTTP to one host, as those within intercepted TLS. It serves
+// nothing else (EN8): what a connection is, its frontConn says.
+type fronts struct {
+	proxy  *Proxy
+	conns  chan net.Conn
+	server *http.Server
+	done   sync.WaitGroup
+	ended  chan struct{}
+}
+
+// frontConn is a connection on its way through the server.
+type frontConn struct {
+	net.Conn
+	handler http.Handler
+	once    sync.Once
+	closed  chan struct{}
+}
+
+func (c *frontConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+type frontKey struct{}
+
+func newFronts(p *Proxy) *fronts {
+	f := &fronts{proxy: p, conns: make(chan net.Conn), ended: make(chan struct{})}
+	f.server = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.Context().Value(frontKey{}).(*frontConn).handler.ServeHTTP(w, r)
+		}),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, frontKey{}, c.(*frontConn))
+		},
+		ReadHeaderTimeout: p.cfg.Times.Hello, IdleTimeout: p.cfg.Times.Idle, MaxHeaderBytes: framingHead,
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	f.done.Go(func() { f.server.Serve(f) })
+	return f
+}
+
+// Accept, Close and Addr make it the server's listener.
+func (f *fronts) Accept() (net.Conn, error) {
+	select {
+	case c := <-f.conns:
+		return c, nil
+	case <-f.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close does nothing: close ends it.
+func (f *fronts) Close() error   { return nil }
+func (f *fronts) Addr() net.Addr { return &net.UnixAddr{Name: "egress", Net: "unix"} }
+
+func (f *fronts) close() {
+	close(f.ended)
+	f.server.Close()
+	f.done.Wait()
+}
+
+// serve serves the requests on a connection until it is closed.
+func (f *fronts) serve(conn net.Conn, h http.Handler) {
+	c := &frontConn{Conn: conn, handler: h, closed: make(chan struct{})}
+	select {
+	case f.conns <- c:
+		<-c.closed
+	case <-f.ended:
+		conn.Close()
+	}
+}
+
+// serveProxy serves a client of the HTTP proxy.
+func (f *fronts) serveProxy(s *session, conn Conn) {
+	framed := newFraming(conn)
+	h := &proxyHandler{s: s, conn: conn, framed: framed}
+	h.plain = newPlain(s)
+	defer h.plain.close()
+	f.serve(framed, h)
+}
+
+// proxyHandler serves one connection to the HTTP proxy.
+type proxyHandler struct {
+	s      *session
+	conn   Conn
+	framed *framing
+	plain  *plain
+}
+
+func (h *proxyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.Method == http.MethodConnect:
+		h.connect(w, r)
+	case strings.HasPrefix(r.RequestURI, "http://"):
+		h.plain.serveAbsolute(w, r)
+	default:
+		hint := "this is a proxy: give it http://HOST/… or CONNECT HOST:PORT"
+		if strings.HasPrefix(strings.ToLower(r.RequestURI), "https:") {
+			hint = "ask for https with CONNECT"
+		}
+		h.deny(w, "", 0, refuse(boxed.EgressInvalidRequest, "%s", hint))
+	}
+}
+
+func (h *proxyHandler) deny(w http.ResponseWriter, host string, port uint16, r *refusal) {
+	writeRefusal(w, h.s.deny(boxed.EntryHTTP, host, port, r), host)
+}
+
+// connect serves a CONNECT: all that can be known is judged before it is answered.
+func (h *proxyHandler) connect(w http.ResponseWriter, r *http.Request) {
+	host, port, err := ParseAuthority(r.RequestURI, 0)
+	if err != nil {
+		h.deny(w, r.RequestURI, 0, refuse(boxed.EgressInvalidName, "%v", err))
+		return
+	}
+	if _, tokens, _ := h.s.now(); tokens.anywhere(r.Header) { // EC17: microsandbox#986
+		h.deny(w, host.String(), port, refuse(boxed.EgressMisuse, "a placeholder in a header for the proxy"))
+		return
+	}
+	f, refused := h.s.open(r.Context(), boxed.EntryHTTP, host, port)
+	if refused != nil {
+		writeRefusal(w, refused, host.String())
+		return
+	}
+	defer f.close()
+	upstream, refused := f.connect(r.Context())
+	if refused != nil {
+		writeRefusal(w, f.deny(refused), host.String())
+		return
+	}
+	// What the server and the guard have read already is the tunnel's.
+	raw, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		upstream.Close()
+		return
+	}
+	defer raw.Close()
+	raw.SetDeadline(time.Time{})
+	early := make([]byte, buffered.Reader.Buffered())
+	io.ReadFull(buffered.Reader, early)
+	early = append(early, h.framed.rest()...)
+	if _, err := io.WriteString(h.conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		upstream.Close()
+		return
+	}
+	f.carry(h.conn, early, upstream)
+}
+
+// Denied is what a program is told of a refusal.
+type Denied struct {
+	Error  string             `json:"error"` // "egress_denied"
+	Reason boxed.EgressReason `json:"reason"`
+	Host   string             `json:"host,omitempty"`
+	Detail string             `json:"detail,omitempty"`
+	Hint   string             `json:"hint,omitempty"`
+}
+
+// ReasonHeader has a refusal's reason.
+const ReasonHeader = "X-Egress-Reason"
+
+// writeRefusal tells a program why, and what to do.
+func writeRefusal(w http.ResponseWriter, r *refusal, host string) {
+	head := w.Header()
+	head.Set("Content-Type", "application/json")
+	head.Set("Cache-Control", "no-store")
+	head.Set(ReasonHeader, string(r.Reason))
+	head.Set("Connection", "close") // a body that nobody wants is not read on
+	status := statusOf(r.Reason)
+	if status == http.StatusTooManyRequests {
+		head.Set("Retry-After", "1")
+	}
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(Denied{Error: "egress_denied", Reason: r.Reason, Host: host, Detail: r.Detail, Hint: hintOf(r.Reason, host)})
+}
+
+// hintOf is what to do about a refusal.
+func hintOf(r boxed.EgressReason, host string) string {
+	switch r {
+	case boxed.EgressNotListed, boxed.EgressPort:
+		return "to allow it: boxedctl egress allow SANDBOX " + host
+	case boxed.EgressNoProfile:
+		return "this sandbox was given no egress: boxedctl run --allow " + host + " …, or --egress PROFILE"
+	case boxed.EgressPrivateAddress:
+		return "the operator of the host may open exactly this: egress.open"
+	case boxed.EgressNeverAddress:
+		return "nothing can allow this address"
+	case boxed.EgressGraphQL:
+		return "a token that is limited to repositories cannot be limited in GraphQL; use the REST API (gh api repos/…)"
+	case boxed.EgressForeignCredential:
+		return "only this sandbox's own placeholder is accepted there; attach the secret: --secret NAME"
+	case boxed.EgressNoCredential:
+		return "boxedctl secret ls shows where the secret is"
+	case boxed.EgressPlainHTTP:
+		return "use https, or name port 80 in a rule"
+	case boxed.EgressTooMany, boxed.EgressTooFast:
+		return "try again in a moment"
+	}
+	return ""
+}
+
+// anywhere reports whether a header has a placeholder, also in what Basic encodes.
+func (p *placeholders) anywhere(h http.Header) bool {
+	for name, values := range h {
+		for _, v := range values {
+			if p.scan.hits(v) || p.scan.hits(name) {
+				return true
+			}
+			if _, payload, ok := strings.Cut(v, " "); ok && (&swapping{placeholders: p}).basicHits(payload) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hopByHop are headers of one connection (RFC 9110, 7.6.1), besides those that Connection
+// names.
+var hopByHop = []string{
+	"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
+	"Transfer-Encoding", "Upgrade", "Http2-Settings",
+}
+
+// dropHops takes out what is of this connection only.
+func dropHops(h http.Header) {
+	for _, v := range h.Values("Connection") {
+		for name := range strings.SplitSeq(v, ",") {
+			h.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range hopByHop {
+		h.Del(name)
+	}
+}
+
+// dropIdentity takes out headers by which somebody behind a proxy is known: nothing here
+// believes one, and nobody outside is to be told.
+func dropIdentity(h http.Header) {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
+		h.Del(name)
+	}
+}
+
+// errEnded says that a body was cut off.
+var errEnded = errors.New("the connection has ended")

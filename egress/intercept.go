@@ -1,0 +1,377 @@
+package egress
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/internal/relay"
+)
+
+func itoa(port uint16) string { return strconv.Itoa(int(port)) }
+
+// Bounds of what a destination answers.
+const (
+	maxAnswerHead = 256 << 10 // bytes
+	h2Streams     = 100       // at once on one connection; CVE-2023-39325
+)
+
+// intercept ends the sandbox's TLS and serves the requests within.
+func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
+	_, _, ca := f.s.now()
+	if ca == nil {
+		f.deny(refuse(boxed.EgressNoCredential, "the sandbox has no certificate authority"))
+		return
+	}
+	inner, r := f.shake(withPrefix(conn, prefix), ca)
+	if r != nil {
+		f.deny(r)
+		return
+	}
+	defer inner.Close()
+	up := newUpstream(f, "https", upstream)
+	defer up.close()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()
+	})
+	if inner.ConnectionState().NegotiatedProtocol == "h2" {
+		server := &http2.Server{MaxConcurrentStreams: h2Streams, IdleTimeout: f.s.proxy.cfg.Times.Idle}
+		server.ServeConn(inner, &http2.ServeConnOpts{
+			Context: f.ctx, Handler: handler, BaseConfig: &http.Server{MaxHeaderBytes: framingHead, ErrorLog: f.s.proxy.fronts.server.ErrorLog},
+		})
+		return
+	}
+	f.s.proxy.fronts.serve(newFraming(inner), fullDuplex(handler))
+}
+
+// fullDuplex lets an answer begin before a request has ended, as HTTP/2 does by itself.
+func fullDuplex(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex()
+		h.ServeHTTP(w, r)
+	})
+}
+
+// shake is the TLS handshake with a program in the sandbox, for the flow's host alone.
+func (f *flow) shake(conn net.Conn, ca *authority) (*tls.Conn, *refusal) {
+	var judged *refusal
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
+		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			f.rec.SNI = h.ServerName
+			if judged = judgeHello(h, f.host, true); judged != nil {
+				return nil, judged
+			}
+			leaf, err := ca.leaf(f.host.String())
+			if err != nil {
+				judged = refuse(boxed.EgressNoCredential, "%v", err)
+				return nil, judged
+			}
+			c := &tls.Config{MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true, Certificates: []tls.Certificate{*leaf}}
+			if len(h.SupportedProtos) > 0 { // ET11: one that offers none wants HTTP/1.1
+				c.NextProtos = []string{"h2", "http/1.1"}
+			}
+			return c, nil
+		},
+	}
+	inner := tls.Server(conn, config)
+	ctx, cancel := context.WithTimeout(f.ctx, f.s.proxy.cfg.Times.Hello)
+	defer cancel()
+	err := inner.HandshakeContext(ctx)
+	var remote *net.OpError
+	switch {
+	case err == nil:
+		return inner, nil
+	case judged != nil:
+		return nil, judged
+	case errors.As(err, &remote) && remote.Op == "remote error":
+		return nil, refuse(boxed.EgressRejectedCA, "%v: the program does not trust the sandbox's own CA; see docs/egress-tls.md for the variable it needs", remote.Err)
+	case f.rec.SNI == "":
+		return nil, refuse(boxed.EgressNotTLS, "%v", err)
+	}
+	return nil, refuse(boxed.EgressRejectedCA, "%v: the program ended the handshake, as one does that does not trust the sandbox's own CA; see docs/egress-tls.md", err)
+}
+
+// upstream are the connections to a flow's destination: of one connection of the sandbox,
+// so that nothing of two is ever mixed.
+type upstream struct {
+	f         *flow
+	transport *http.Transport
+
+	mu    sync.Mutex
+	first net.Conn // that was made already
+}
+
+func newUpstream(f *flow, scheme string, first net.Conn) *upstream {
+	u := &upstream{f: f, first: first}
+	t := f.s.proxy.cfg.Times
+	u.transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return u.dial(ctx) },
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return u.dialTLS(ctx, []string{"h2", "http/1.1"})
+		},
+		ForceAttemptHTTP2: scheme == "https", DisableCompression: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: 90 * time.Second,
+		ResponseHeaderTimeout: t.Answer, ExpectContinueTimeout: 5 * time.Second, MaxResponseHeaderBytes: maxAnswerHead,
+	}
+	return u
+}
+
+func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
+	return u.transport.RoundTrip(r)
+}
+
+func (u *upstream) close() {
+	u.transport.CloseIdleConnections()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.first != nil {
+		u.first.Close()
+	}
+}
+
+// dial takes the connection that was made already, or makes one more: resolved and judged
+// anew.
+func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
+	u.mu.Lock()
+	conn := u.first
+	u.first = nil
+	u.mu.Unlock()
+	if conn != nil {
+		return conn, nil
+	}
+	conn, r := u.f.connect(ctx)
+	if r != nil {
+		return nil, r
+	}
+	return conn, nil
+}
+
+func (u *upstream) dialTLS(ctx context.Context, protos []string) (net.Conn, error) {
+	conn, err := u.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := tls.Client(conn, &tls.Config{
+		ServerName: u.f.host.String(), RootCAs: u.f.s.proxy.cfg.Roots, NextProtos: protos, MinVersion: tls.VersionTLS12,
+	})
+	ctx, cancel := context.WithTimeout(ctx, u.f.s.proxy.cfg.Times.Hello)
+	defer cancel()
+	if err := c.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		var cert *tls.CertificateVerificationError
+		if errors.As(err, &cert) {
+			return nil, refuse(boxed.EgressUpstreamTLS, "the certificate of %s is not good: %v", u.f.host, cert.Err)
+		}
+		return nil, refuse(boxed.EgressUpstreamTLS, "%v", err)
+	}
+	return c, nil
+}
+
+// upgrade carries a WebSocket. It opens only when the destination has agreed.
+func (q *forwarding) upgrade(out *http.Request) {
+	up, ok := q.transport.(*upstream)
+	if !ok {
+		q.refuse(refuse(boxed.EgressUpgrade, "not here"))
+		return
+	}
+	var conn net.Conn
+	var err error
+	if q.scheme == "https" {
+		conn, err = up.dialTLS(q.f.ctx, []string{"http/1.1"})
+	} else {
+		conn, err = up.dial(q.f.ctx)
+	}
+	if err != nil {
+		r := q.failed(err)
+		writeRefusal(q.w, r, q.f.host.String())
+		q.ended(statusOf(r.Reason), r)
+		return
+	}
+	stop := context.AfterFunc(q.f.ctx, func() { conn.Close() })
+	defer stop()
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(q.f.s.proxy.cfg.Times.Answer))
+	if err := out.Write(conn); err != nil {
+		q.fail(err)
+		return
+	}
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, out)
+	if err != nil {
+		q.fail(err)
+		return
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		q.ended(resp.StatusCode, q.answer(resp))
+		return
+	}
+	if !strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") || resp.Header.Get("Sec-Websocket-Accept") == "" { // EF6
+		q.fail(errors.New("an answer that changes to something else than WebSocket"))
+		return
+	}
+	conn.SetDeadline(time.Time{})
+	q.switched(resp, conn, r)
+}
+
+func (q *forwarding) fail(err error) {
+	r := q.failed(err)
+	writeRefusal(q.w, r, q.f.host.String())
+	q.ended(statusOf(r.Reason), r)
+}
+
+// switched tells the program that the protocol has changed, and pumps.
+func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reader) {
+	dropHops(resp.Header)
+	q.scrub(resp.Header)
+	raw, buffered, err := http.NewResponseController(q.w).Hijack()
+	if err != nil {
+		q.ended(resp.StatusCode, err)
+		return
+	}
+	defer raw.Close()
+	raw.SetDeadline(time.Time{})
+	fmt.Fprintf(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n")
+	resp.Header.Write(buffered)
+	buffered.WriteString("\r\n")
+	if err := buffered.Flush(); err != nil {
+		q.ended(resp.StatusCode, err)
+		return
+	}
+	t := q.f.s.proxy.cfg.Times
+	res := relay.Both(&bufferedConn{raw, buffered.Reader}, &bufferedConn{conn, r}, relay.Options{
+		Idle: t.Idle, Drain: t.Drain,
+		Passed: func(up bool, n int) error { return q.f.s.limiter.passed(q.f.ctx, up, n) },
+	})
+	q.up.n, q.down.n = res.Up, res.Down
+	q.ended(resp.StatusCode, asEnd(q.f.ctx, res.Err))
+}
+
+// asEnd is why a connection ended, where that was us.
+func asEnd(ctx context.Context, err error) error {
+	if r := (*refusal)(nil); errors.As(context.Cause(ctx), &r) || errors.As(err, &r) {
+		return r
+	}
+	return nil
+}
+
+// bufferedConn is a connection of which a reader holds a part. EF7: those bytes come first.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+func (c *bufferedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
+// servePlain serves requests without TLS to one host.
+func (f *fronts) servePlain(fl *flow, conn Conn, prefix []byte, first net.Conn) {
+	up := newUpstream(fl, "http", first)
+	defer up.close()
+	f.serve(newFraming(withPrefix(conn, prefix)), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		(&forwarding{f: fl, w: w, in: r, transport: up, scheme: "http"}).serve()
+	})))
+}
+
+// plain serves requests of a proxy's client for URLs without TLS. It keeps connections per
+// host for as long as the client's lives.
+type plain struct {
+	s *session
+
+	mu    sync.Mutex
+	hosts map[plainKey]*plainHost
+}
+
+type plainKey struct {
+	host Host
+	port uint16
+}
+
+type plainHost struct {
+	f  *flow
+	up *upstream
+}
+
+// maxPlainHosts is how many hosts one connection to the proxy asks for; more open a new one.
+const maxPlainHosts = 16
+
+func newPlain(s *session) *plain { return &plain{s: s, hosts: map[plainKey]*plainHost{}} }
+
+func (p *plain) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.hosts {
+		h.up.close()
+		h.f.close()
+	}
+}
+
+// serveAbsolute serves a request in absolute form.
+func (p *plain) serveAbsolute(w http.ResponseWriter, r *http.Request) {
+	rest := strings.TrimPrefix(r.RequestURI, "http://")
+	authority, _, _ := strings.Cut(rest, "/")
+	authority, _, _ = strings.Cut(authority, "?")
+	host, port, err := ParseAuthority(authority, 80)
+	if err != nil {
+		writeRefusal(w, p.s.deny(boxed.EntryHTTP, authority, 0, refuse(boxed.EgressInvalidName, "%v", err)), authority)
+		return
+	}
+	h, refused := p.host(r.Context(), host, port)
+	if refused != nil {
+		writeRefusal(w, refused, host.String())
+		return
+	}
+	http.NewResponseController(w).EnableFullDuplex()
+	(&forwarding{f: h.f, w: w, in: r, transport: h.up, scheme: "http"}).serve()
+}
+
+// host is the flow for a host, judged anew for each request.
+func (p *plain) host(ctx context.Context, host Host, port uint16) (*plainHost, *refusal) {
+	key := plainKey{host, port}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.hosts[key]; h != nil {
+		if h.f.ctx.Err() == nil {
+			return h, nil
+		}
+		h.up.close()
+		h.f.close()
+		delete(p.hosts, key)
+	}
+	if len(p.hosts) >= maxPlainHosts {
+		for k, h := range p.hosts {
+			h.up.close()
+			h.f.close()
+			delete(p.hosts, k)
+			break
+		}
+	}
+	f, r := p.s.open(ctx, boxed.EntryHTTP, host, port)
+	if r != nil {
+		return nil, r
+	}
+	if port != 80 || f.mode == boxed.EgressIntercept {
+		f.close()
+		return nil, f.deny(refuse(boxed.EgressPlainHTTP, "the rule is for TLS"))
+	}
+	h := &plainHost{f: f, up: newUpstream(f, "http", nil)}
+	p.hosts[key] = h
+	return h, nil
+}

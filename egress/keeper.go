@@ -1,0 +1,497 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// Ports of the entries in every sandbox, on 127.0.0.1.
+const (
+	HTTPPort  = 3128
+	SOCKSPort = 1080
+	DNSPort   = 53
+)
+
+// Directory is where a sandbox finds the files of its egress.
+const Directory = "/run/boxed"
+
+// KeeperConfig configures a Keeper. Proxy and Sealer are required.
+type KeeperConfig struct {
+	Proxy  *Proxy
+	Sealer *Sealer
+	// Default is the profile of sandboxes that name none; nil: they have no egress.
+	Default  *boxed.EgressProfile
+	HostDeny []Pattern
+	// Ceiling bounds what owners may allow themselves; nil: any name.
+	Ceiling []*Rule
+	// Life is how long a sandbox may live at most; 0 is for ever.
+	Life time.Duration
+	// Renewed is called when a sandbox's grant has changed by itself: a secret or a
+	// profile did. It must not call the Keeper. Nil: nobody is told.
+	Renewed func(id boxed.ID, grant *boxed.EgressGrant)
+	Log     *slog.Logger
+	Now     func() time.Time
+}
+
+// Keeper makes the policies of this node's sandboxes out of profiles, secrets, and what each
+// sandbox asks for, and keeps them up to date. It is what the sandbox package's Egress asks
+// for. All methods are safe for concurrent use.
+type Keeper struct {
+	cfg KeeperConfig
+
+	mu         sync.Mutex
+	generation uint64
+	hash       string
+	profiles   map[string]*boxed.EgressProfile // by owner/name; the operator's have no owner
+	secrets    map[string]*held                // by owner/name
+	boxes      map[boxed.ID]*boxEgress
+}
+
+// held is a secret with its value, if this node has it.
+type held struct {
+	boxed.Secret
+	read func() Value // nil: this node has none
+}
+
+func (h *held) value() Value {
+	if h.read == nil {
+		return Value{}
+	}
+	return h.read()
+}
+
+func (h *held) key() string { return h.Owner + "/" + h.Name }
+
+// HeldSecret is a secret, and how its value is read on this node; nil: it has none.
+type HeldSecret struct {
+	boxed.Secret
+	Read func() Value
+}
+
+// boxEgress is what is known of one sandbox's egress.
+type boxEgress struct {
+	sandbox boxed.Sandbox // as it was attached
+	admin   bool
+	spec    boxed.EgressSpec
+	roots   []byte
+	state   boxState
+	now     *composed
+	err     error // why what is in force is not what it should be
+}
+
+// boxState is what survives a restart, sealed.
+type boxState struct {
+	Authority *Authority        `json:"authority,omitempty"`
+	Tokens    map[string]string `json:"tokens,omitempty"` // placeholders by owner/name of their secret
+	Allowed   []allowance       `json:"allowed,omitempty"`
+	Admin     bool              `json:"admin,omitempty"`
+	Canary    string            `json:"canary"`
+	Roots     []byte            `json:"roots,omitempty"`
+}
+
+// allowance is a host that was allowed while the sandbox lived.
+type allowance struct {
+	Host  string    `json:"host"`
+	Until time.Time `json:"until,omitzero"` // zero: for as long as it lives
+}
+
+// NewKeeper makes a Keeper.
+func NewKeeper(cfg KeeperConfig) *Keeper {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	k := &Keeper{cfg: cfg, profiles: map[string]*boxed.EgressProfile{}, secrets: map[string]*held{}, boxes: map[boxed.ID]*boxEgress{}}
+	k.SetProfiles(nil)
+	return k
+}
+
+// SetProfiles replaces all profiles but the ready ones, and applies them to what lives.
+func (k *Keeper) SetProfiles(list []boxed.EgressProfile) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.profiles = map[string]*boxed.EgressProfile{}
+	for _, p := range append(ReadyProfiles(), list...) {
+		k.profiles[p.Owner+"/"+p.Name] = &p
+	}
+	k.generation++
+	k.hash = hashOf(slices.Sorted(func(yield func(string) bool) {
+		for key, p := range k.profiles {
+			if !yield(key + " " + p.Hash) {
+				return
+			}
+		}
+	}))
+	k.renewLocked()
+}
+
+// SetSecrets replaces all secrets, and applies them to what lives.
+func (k *Keeper) SetSecrets(list []HeldSecret) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.secrets = map[string]*held{}
+	for _, s := range list {
+		h := &held{s.Secret, s.Read}
+		k.secrets[h.key()] = h
+	}
+	k.renewLocked()
+}
+
+// Generation and Hash say which policy is in force, so that drift between nodes shows.
+func (k *Keeper) Generation() (uint64, string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation, k.hash
+}
+
+// profileLocked finds an owner's profile, or the operator's, by name. Nil without an error
+// is none.
+func (k *Keeper) profileLocked(owner, name string) (*boxed.EgressProfile, error) {
+	switch name {
+	case "":
+		return k.cfg.Default, nil
+	case NoProfile:
+		return nil, nil
+	}
+	for _, key := range []string{owner + "/" + name, "/" + name} {
+		if p := k.profiles[key]; p != nil {
+			return p, nil
+		}
+	}
+	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no egress profile %q; boxedctl egress profile ls shows those there are", name).WithField("egress.profile")
+}
+
+// NoProfile is the name of no profile, for who wants none of the default.
+const NoProfile = "none"
+
+// secretLocked finds a secret that an owner may attach, their own first.
+func (k *Keeper) secretLocked(owner string, admin bool, name string) *held {
+	if s := k.secrets[owner+"/"+name]; s != nil && s.RevokedAt.IsZero() {
+		return s
+	}
+	for _, key := range slices.Sorted(maps.Keys(k.secrets)) {
+		s := k.secrets[key]
+		if s.Name == name && s.RevokedAt.IsZero() && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
+			return s
+		}
+	}
+	return nil
+}
+
+// valueOf is the value of a secret as it is now.
+func (k *Keeper) valueOf(owner, name string) (Value, bool) {
+	k.mu.Lock()
+	s := k.secrets[owner+"/"+name]
+	k.mu.Unlock()
+	if s == nil || !s.RevokedAt.IsZero() {
+		return Value{}, false
+	}
+	v := s.value()
+	return v, !v.Empty()
+}
+
+// Wanted reports whether a sandbox that asks for this has egress at all.
+func (k *Keeper) Wanted(spec *boxed.EgressSpec) bool {
+	if spec == nil {
+		return k.cfg.Default != nil
+	}
+	return spec.Profile != NoProfile && (spec.Profile != "" || k.cfg.Default != nil) || len(spec.Allow) > 0 || len(spec.Secrets) > 0 || spec.OnDeny == boxed.DenyAsk
+}
+
+// Check says whether a sandbox could have this, without giving it.
+func (k *Keeper) Check(owner string, spec *boxed.EgressSpec) error {
+	if spec == nil {
+		spec = &boxed.EgressSpec{}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := composing{k: k, owner: owner, admin: spec.Admin, spec: spec, allow: spec.Allow, tokens: map[string]string{}}
+	_, err := c.compose()
+	return err
+}
+
+// Attach lets a sandbox out. roots are those that its image trusts, as PEM. Errors: invalid,
+// not_found, forbidden.
+func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error) {
+	if spec == nil {
+		spec = &boxed.EgressSpec{}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := &boxEgress{sandbox: *s, admin: spec.Admin, spec: *spec, roots: roots}
+	b.state = boxState{Tokens: map[string]string{}, Admin: spec.Admin, Canary: "canary-" + strings.ToLower(Placeholder("", 12)) + ".invalid", Roots: roots}
+	if old := k.boxes[s.ID]; old != nil { // a change of one that lives
+		b.state, b.roots = old.state, old.roots
+	}
+	if err := k.composeLocked(b); err != nil {
+		return nil, err
+	}
+	k.boxes[s.ID] = b
+	return k.grantLocked(b), nil
+}
+
+// Restore lets a sandbox of an earlier life out again, as its record says.
+func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := &boxEgress{sandbox: *s, spec: g.Spec}
+	text, err := k.cfg.Sealer.Open("egress "+string(s.ID), g.State)
+	if err != nil {
+		return fmt.Errorf("read the sandbox's egress: %w", err)
+	}
+	if err := json.Unmarshal(text, &b.state); err != nil {
+		return fmt.Errorf("read the sandbox's egress: %w", err)
+	}
+	b.admin, b.roots = b.state.Admin, b.state.Roots
+	k.boxes[s.ID] = b
+	if err := k.composeLocked(b); err != nil {
+		b.err = err
+		k.cfg.Log.Warn("a sandbox has no egress", "sandbox", s.ID, "err", err)
+	}
+	return nil
+}
+
+// composeLocked makes the policy of a sandbox and puts it in force.
+func (k *Keeper) composeLocked(b *boxEgress) error {
+	now := k.cfg.Now()
+	b.state.Allowed = slices.DeleteFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) })
+	allow := slices.Clone(b.spec.Allow)
+	for _, a := range b.state.Allowed {
+		allow = append(allow, a.Host)
+	}
+	if b.state.Tokens == nil {
+		b.state.Tokens = map[string]string{}
+	}
+	c := composing{k: k, owner: b.sandbox.Owner, admin: b.admin, spec: &b.spec, allow: allow, tokens: b.state.Tokens}
+	out, err := c.compose()
+	if err != nil {
+		return err
+	}
+	if len(out.hosts) > 0 {
+		if a := b.state.Authority; a == nil || !contains(a.Hosts, out.hosts) {
+			life := cmp.Or(k.cfg.Life, 10*365*24*time.Hour)
+			if b.state.Authority, err = NewAuthority(string(b.sandbox.ID), out.hosts, now, now.Add(life)); err != nil {
+				return err
+			}
+		}
+	}
+	b.now, b.err = out, nil
+	session := Session{Sandbox: b.sandbox.ID, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: out.policy, Bindings: out.bindings}
+	if len(out.hosts) > 0 {
+		session.CA = b.state.Authority
+	}
+	k.cfg.Proxy.Attach(session)
+	return nil
+}
+
+func contains(all, some []string) bool {
+	return !slices.ContainsFunc(some, func(s string) bool { return !slices.Contains(all, s) })
+}
+
+// renewLocked applies what has changed to all that live. What cannot be made any more is
+// shut: the profile is gone, say.
+func (k *Keeper) renewLocked() {
+	for id, b := range k.boxes {
+		was := b.state.Authority
+		if err := k.composeLocked(b); err != nil {
+			b.err = err
+			k.cfg.Proxy.Attach(Session{Sandbox: id, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: &Policy{Generation: k.generation, hostDeny: k.cfg.HostDeny}})
+			k.cfg.Log.Warn("a sandbox's egress is shut", "sandbox", id, "err", err)
+			continue
+		}
+		if was != b.state.Authority && k.cfg.Renewed != nil {
+			k.cfg.Renewed(id, k.grantLocked(b))
+		}
+	}
+}
+
+// Detach shuts a sandbox. It is idempotent.
+func (k *Keeper) Detach(id boxed.ID) {
+	k.mu.Lock()
+	delete(k.boxes, id)
+	k.mu.Unlock()
+	k.cfg.Proxy.Detach(id)
+}
+
+// State is Status without the rules.
+func (k *Keeper) State(id boxed.ID) *boxed.EgressStatus {
+	st := k.Status(id)
+	st.Rules = nil
+	return st
+}
+
+// Status is a sandbox's egress.
+func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	st := &boxed.EgressStatus{State: boxed.EgressClosed, Generation: k.generation, Hash: k.hash}
+	b := k.boxes[id]
+	if b == nil {
+		return st
+	}
+	if b.err != nil {
+		st.Reason = b.err.Error()
+		return st
+	}
+	st.State, st.Profile, st.Flags = boxed.EgressOpen, b.now.policy.Profile, b.now.flags
+	st.Secrets, st.Untranslated = b.now.secrets, b.now.untranslated
+	for _, r := range b.now.policy.rules {
+		st.Rules = append(st.Rules, r.EgressRule)
+	}
+	for _, r := range b.now.policy.rules {
+		if r.Binding != nil {
+			if _, ok := k.valueLocked(r.Binding.Secret, b); !ok {
+				st.State, st.Reason = boxed.EgressDegraded, "the secret "+r.Binding.Secret+" has no value on this node, or was revoked"
+			}
+		}
+	}
+	return st
+}
+
+func (k *Keeper) valueLocked(name string, b *boxEgress) (Value, bool) {
+	s := k.secretLocked(b.sandbox.Owner, b.admin, name)
+	if s == nil {
+		return Value{}, false
+	}
+	v := s.value()
+	return v, !v.Empty()
+}
+
+// Allow lets a sandbox reach one host more, for so long or (0) as long as it lives.
+func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration) (*boxed.EgressGrant, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := k.boxes[id]
+	if b == nil {
+		return nil, boxed.Errorf(boxed.CodeConflict, "the sandbox has no egress; give it one first: boxedctl egress set %s --allow %s", id, host)
+	}
+	if _, err := allowRule(host); err != nil {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "%w", err).WithField("host")
+	}
+	old := slices.Clone(b.state.Allowed)
+	a := allowance{Host: host}
+	if d > 0 {
+		a.Until = k.cfg.Now().Add(d)
+	}
+	b.state.Allowed = append(slices.DeleteFunc(b.state.Allowed, func(o allowance) bool { return o.Host == host }), a)
+	if err := k.composeLocked(b); err != nil {
+		b.state.Allowed = old
+		return nil, err
+	}
+	return k.grantLocked(b), nil
+}
+
+// Run ends what was allowed for a time, until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			k.expire()
+		}
+	}
+}
+
+func (k *Keeper) expire() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.cfg.Now()
+	for _, b := range k.boxes {
+		if slices.ContainsFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) }) {
+			if err := k.composeLocked(b); err != nil {
+				k.cfg.Log.Error("end what was allowed for a time", "sandbox", b.sandbox.ID, "err", err)
+			}
+		}
+	}
+}
+
+// Policy is what is in force for a sandbox, nil for none.
+func (k *Keeper) Policy(id boxed.ID) *Policy { return k.cfg.Proxy.Policy(id) }
+
+// Resolve and Serve are those of the Proxy.
+func (k *Keeper) Resolve(id boxed.ID, intent boxed.EgressIntent) (int, []uint16) {
+	return k.cfg.Proxy.Resolve(id, intent)
+}
+
+// Serve serves one connection of a sandbox.
+func (k *Keeper) Serve(ctx context.Context, id boxed.ID, intent boxed.EgressIntent, conn Conn, opened func(error) error) {
+	k.cfg.Proxy.Serve(ctx, id, intent, conn, opened)
+}
+
+// grantLocked is what the sandbox's record keeps, and what programs in it find.
+func (k *Keeper) grantLocked(b *boxEgress) *boxed.EgressGrant {
+	text, err := json.Marshal(b.state)
+	if err != nil {
+		panic("egress: " + err.Error()) // strings and bytes can always be encoded
+	}
+	g := &boxed.EgressGrant{
+		Spec: b.spec, State: k.cfg.Sealer.Seal("egress "+string(b.sandbox.ID), text), Canary: b.state.Canary,
+		Env: map[string]string{}, Files: map[string][]byte{},
+	}
+	proxy := fmt.Sprintf("http://127.0.0.1:%d", HTTPPort)
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
+		// Not the SOCKS entry for the last: clients with a SOCKS proxy in their environment
+		// and no library for it (httpx) refuse to start.
+		g.Env[name], g.Env[strings.ToLower(name)] = proxy, proxy
+	}
+	g.Env["NO_PROXY"], g.Env["no_proxy"] = "localhost,127.0.0.1,::1", "localhost,127.0.0.1,::1"
+	g.Env["NODE_USE_ENV_PROXY"] = "1"
+	k.trust(b, g)
+	for name, text := range b.now.files {
+		g.Files[name] = []byte(text)
+		if v := fileVariables[name]; v != "" {
+			g.Env[v] = Directory + "/" + name
+		}
+	}
+	maps.Copy(g.Env, b.now.env)
+	return g
+}
+
+// fileVariables say where programs look for a file.
+var fileVariables = map[string]string{"gitconfig": "GIT_CONFIG_SYSTEM", "npmrc": "NPM_CONFIG_GLOBALCONFIG", "pip.conf": "PIP_CONFIG_FILE"}
+
+// addVariables name certificates that a program trusts besides its own; replaceVariables
+// those that it trusts instead.
+var (
+	addVariables     = []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT", "BOXED_CA"}
+	replaceVariables = []string{
+		"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE",
+		"CARGO_HTTP_CAINFO", "NIX_SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+	}
+)
+
+// trust gives programs the certificates that they need.
+func (k *Keeper) trust(b *boxEgress, g *boxed.EgressGrant) {
+	extra := k.cfg.Proxy.cfg.ExtraRoots
+	var own []byte
+	if b.state.Authority != nil {
+		own = b.state.Authority.PEM()
+	}
+	if len(own) == 0 && len(extra) == 0 {
+		return
+	}
+	own = append(own, extra...)
+	g.Files["ca.pem"] = own
+	g.Files["bundle.pem"] = append(append(slices.Clone(b.roots), '\n'), own...)
+	for _, name := range addVariables {
+		g.Env[name] = Directory + "/ca.pem"
+	}
+	for _, name := range replaceVariables {
+		g.Env[name] = Directory + "/bundle.pem"
+	}
+}

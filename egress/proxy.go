@@ -1,0 +1,512 @@
+package egress
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/boxed-mesh/boxed"
+)
+
+// Recorder keeps audit records. Audit is one.
+type Recorder interface {
+	// Allow returns once the record is sure to be kept; nothing opens before that.
+	Allow(boxed.EgressRecord) error
+	Deny(boxed.EgressRecord)
+	End(boxed.EgressRecord)
+	Forget(boxed.ID)
+}
+
+// Resolver finds the addresses of a name, each time anew.
+type Resolver interface {
+	Resolve(ctx context.Context, name string) ([]netip.Addr, error)
+}
+
+// Config configures a Proxy. Node, Records, Resolver and Judge are required.
+type Config struct {
+	Node     boxed.NodeID
+	Records  Recorder
+	Resolver Resolver
+	Judge    *Judge
+	// Roots are trusted of destinations whose TLS the proxy reads; nil: the system's.
+	Roots *x509.CertPool
+	// ExtraRoots are PEM certificates that sandboxes trust too.
+	ExtraRoots []byte
+	Limits     Limits
+	Times      Times
+	// Ask asks the owner of a sandbox whether a connection may be made; it returns when it
+	// was answered or ctx ended. Nil: nobody is asked.
+	Ask func(ctx context.Context, q Question) bool
+	Log *slog.Logger
+	Now func() time.Time
+}
+
+// Question is a connection that nobody has allowed yet.
+type Question struct {
+	Sandbox boxed.ID
+	Owner   string
+	Host    string
+	Port    uint16
+}
+
+// Times bound how long things may take. Zero fields are the default.
+type Times struct {
+	Dial    time.Duration // of one address, 10 s
+	Hello   time.Duration // for a ClientHello or a request's head, 10 s
+	Answer  time.Duration // for the head of an answer, 10 min: models think long
+	Idle    time.Duration // of a tunnel, 15 min
+	Drain   time.Duration // of the side that is left when the other has ended, 60 s
+	Stagger time.Duration // between tries of a name's addresses, 250 ms
+}
+
+// Defaults fills the zero fields.
+func (t Times) Defaults() Times {
+	for _, f := range []struct {
+		v *time.Duration
+		d time.Duration
+	}{
+		{&t.Dial, 10 * time.Second},
+		{&t.Hello, 10 * time.Second},
+		{&t.Answer, 10 * time.Minute},
+		{&t.Idle, 15 * time.Minute},
+		{&t.Drain, time.Minute},
+		{&t.Stagger, 250 * time.Millisecond},
+	} {
+		if *f.v == 0 {
+			*f.v = f.d
+		}
+	}
+	return t
+}
+
+// Proxy serves what leaves the sandboxes of one node. All methods are safe for concurrent
+// use.
+type Proxy struct {
+	cfg    Config
+	fronts *fronts
+
+	mu       sync.Mutex
+	sessions map[boxed.ID]*session
+	frozen   func(*session) bool // nil: none
+}
+
+// New makes a Proxy. Close ends it.
+func New(cfg Config) *Proxy {
+	cfg.Times = cfg.Times.Defaults()
+	cfg.Limits = cfg.Limits.Defaults()
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	p := &Proxy{cfg: cfg, sessions: map[boxed.ID]*session{}}
+	p.fronts = newFronts(p)
+	return p
+}
+
+// Close ends everything that is under way.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	all := slices.Collect(maps.Values(p.sessions))
+	p.sessions = map[boxed.ID]*session{}
+	p.mu.Unlock()
+	for _, s := range all {
+		s.end(boxed.EgressChanged)
+	}
+	p.fronts.close()
+}
+
+// session is one sandbox's egress.
+type session struct {
+	proxy   *Proxy
+	id      boxed.ID
+	owner   string
+	labels  map[string]string
+	limiter *limiter
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+
+	mu     sync.Mutex
+	policy *Policy
+	tokens *placeholders
+	ca     *authority // nil: nothing is intercepted
+	live   map[*flow]bool
+}
+
+// Session is what a sandbox's egress is made of.
+type Session struct {
+	Sandbox  boxed.ID
+	Owner    string
+	Labels   map[string]string
+	Policy   *Policy
+	Bindings []*Binding
+	CA       *Authority // nil: nothing is intercepted
+}
+
+// Attach lets a sandbox out, or changes what it may reach: connections that are no longer
+// allowed end.
+func (p *Proxy) Attach(a Session) {
+	p.mu.Lock()
+	s := p.sessions[a.Sandbox]
+	if s == nil {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		s = &session{
+			proxy: p, id: a.Sandbox, ctx: ctx, cancel: cancel, limiter: newLimiter(p.cfg.Limits), live: map[*flow]bool{},
+		}
+		p.sessions[a.Sandbox] = s
+	}
+	p.mu.Unlock()
+	s.mu.Lock()
+	s.owner, s.labels = a.Owner, a.Labels
+	s.policy, s.tokens = a.Policy, newPlaceholders(a.Bindings)
+	if a.CA != nil {
+		s.ca = newAuthority(a.CA, p.cfg.Now)
+	} else {
+		s.ca = nil
+	}
+	s.mu.Unlock()
+	s.rejudge()
+}
+
+// Detach shuts a sandbox. It is idempotent.
+func (p *Proxy) Detach(id boxed.ID) {
+	p.mu.Lock()
+	s := p.sessions[id]
+	delete(p.sessions, id)
+	p.mu.Unlock()
+	if s != nil {
+		s.end(boxed.EgressChanged)
+		p.cfg.Records.Forget(id)
+	}
+}
+
+// Freeze refuses everything to the sandboxes that which names, and ends what is open; nil
+// thaws.
+func (p *Proxy) Freeze(which func(id boxed.ID, owner string, labels map[string]string) bool) {
+	p.mu.Lock()
+	p.frozen = nil
+	if which != nil {
+		p.frozen = func(s *session) bool { return which(s.id, s.owner, s.labels) }
+	}
+	all := slices.Collect(maps.Values(p.sessions))
+	p.mu.Unlock()
+	for _, s := range all {
+		s.rejudge()
+	}
+}
+
+// Policy is that of a sandbox, nil if it has none.
+func (p *Proxy) Policy(id boxed.ID) *Policy {
+	if s := p.session(id); s != nil {
+		policy, _, _ := s.now()
+		return policy
+	}
+	return nil
+}
+
+func (p *Proxy) session(id boxed.ID) *session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sessions[id]
+}
+
+func (p *Proxy) isFrozen(s *session) bool {
+	p.mu.Lock()
+	frozen := p.frozen
+	p.mu.Unlock()
+	return frozen != nil && frozen(s)
+}
+
+// now is what is in force.
+func (s *session) now() (*Policy, *placeholders, *authority) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policy, s.tokens, s.ca
+}
+
+func (s *session) end(why boxed.EgressReason) { s.cancel(&refusal{Reason: why}) }
+
+// rejudge ends the connections that are no longer allowed. EP3: OpenShell#1118.
+func (s *session) rejudge() {
+	policy, _, ca := s.now()
+	frozen := s.proxy.isFrozen(s)
+	s.mu.Lock()
+	live := slices.Collect(maps.Keys(s.live))
+	s.mu.Unlock()
+	for _, f := range live {
+		d := policy.Decide(f.host, f.port)
+		switch {
+		case frozen:
+			f.stop(&refusal{Reason: boxed.EgressFrozen})
+		case !d.Allowed(), d.Mode() != f.mode, d.Mode() == boxed.EgressIntercept && ca == nil:
+			f.stop(&refusal{Reason: boxed.EgressChanged, Detail: "the policy has changed"})
+		}
+	}
+}
+
+// refusal is why something is not done.
+type refusal struct {
+	Reason boxed.EgressReason
+	Detail string // for a person
+	Rule   string
+}
+
+func (r *refusal) Error() string {
+	if r.Detail != "" {
+		return string(r.Reason) + ": " + r.Detail
+	}
+	return string(r.Reason)
+}
+
+func refuse(reason boxed.EgressReason, format string, args ...any) *refusal {
+	return &refusal{Reason: reason, Detail: fmt.Sprintf(format, args...)}
+}
+
+// asRefusal is why err came to be.
+func asRefusal(err error, otherwise boxed.EgressReason) *refusal {
+	var r *refusal
+	if errors.As(err, &r) {
+		return r
+	}
+	return refuse(otherwise, "%v", err)
+}
+
+// flow is one connection that was allowed.
+type flow struct {
+	s     *session
+	host  Host
+	port  uint16
+	mode  boxed.EgressMode
+	dec   Decision
+	entry boxed.EgressEntry
+	begun time.Time
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	done  func() // gives its place back
+	rec   boxed.EgressRecord
+}
+
+// record begins a record of the session.
+func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxed.EgressRecord {
+	policy, _, _ := s.now()
+	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: host, Port: port}
+	s.mu.Lock()
+	rec.Owner, rec.Labels = s.owner, s.labels
+	s.mu.Unlock()
+	if policy != nil {
+		rec.Generation = policy.Generation
+	}
+	return rec
+}
+
+// deny records a refusal and returns it.
+func (s *session) deny(entry boxed.EgressEntry, host string, port uint16, r *refusal) *refusal {
+	rec := s.record(entry, host, port)
+	rec.Reason, rec.Detail, rec.Rule = r.Reason, r.Detail, r.Rule
+	s.proxy.cfg.Records.Deny(rec)
+	return r
+}
+
+// open judges a connection, without making it. The flow that it returns must be closed.
+func (s *session) open(ctx context.Context, entry boxed.EgressEntry, host Host, port uint16) (*flow, *refusal) {
+	done, r := s.limiter.connection()
+	if r != nil {
+		return nil, s.deny(entry, host.String(), port, r)
+	}
+	dec, r := s.judge(ctx, host, port)
+	if r != nil {
+		done()
+		return nil, s.deny(entry, host.String(), port, r)
+	}
+	f := &flow{s: s, host: host, port: port, mode: dec.Mode(), dec: dec, entry: entry, begun: time.Now(), done: done}
+	f.ctx, f.stop = context.WithCancelCause(s.ctx)
+	f.rec = s.record(entry, host.String(), port)
+	f.rec.Rule = dec.Rule
+	s.mu.Lock()
+	s.live[f] = true
+	s.mu.Unlock()
+	return f, nil
+}
+
+// judge asks the policy, and whoever it says is to be asked.
+func (s *session) judge(ctx context.Context, host Host, port uint16) (Decision, *refusal) {
+	if s.proxy.isFrozen(s) {
+		return Decision{}, refuse(boxed.EgressFrozen, "egress is frozen by an operator")
+	}
+	policy, _, ca := s.now()
+	dec := policy.Decide(host, port)
+	unlisted := dec.Reason == boxed.EgressNotListed || dec.Reason == boxed.EgressPort
+	if unlisted && policy.OnDeny == boxed.DenyAsk && s.proxy.cfg.Ask != nil {
+		asking, cancel := context.WithTimeout(ctx, boxed.EgressAskLimit)
+		defer cancel()
+		stop := context.AfterFunc(s.ctx, cancel)
+		defer stop()
+		if s.proxy.cfg.Ask(asking, Question{Sandbox: s.id, Owner: s.owner, Host: host.String(), Port: port}) {
+			policy, _, ca = s.now()
+			dec = policy.Decide(host, port)
+		} else {
+			return dec, refuse(boxed.EgressNotAnswered, "nobody allowed it")
+		}
+	}
+	if !dec.Allowed() {
+		return dec, &refusal{Reason: dec.Reason, Rule: dec.Rule}
+	}
+	if dec.Mode() == boxed.EgressIntercept && ca == nil { // ET14: OpenShell#2162
+		return dec, refuse(boxed.EgressNoCredential, "the sandbox has no certificate authority")
+	}
+	return dec, nil
+}
+
+// close ends the flow.
+func (f *flow) close() {
+	f.stop(nil)
+	f.s.mu.Lock()
+	delete(f.s.live, f)
+	f.s.mu.Unlock()
+	f.done()
+}
+
+// deny records that the flow came to nothing after all.
+func (f *flow) deny(r *refusal) *refusal {
+	rec := f.rec
+	rec.Reason, rec.Detail = r.Reason, r.Detail
+	f.s.proxy.cfg.Records.Deny(rec)
+	return r
+}
+
+// allow records that the flow opens; nothing may flow before.
+func (f *flow) allow() *refusal {
+	f.rec.Allowed, f.rec.Reason = true, boxed.EgressAllowed
+	if err := f.s.proxy.cfg.Records.Allow(f.rec); err != nil {
+		f.rec.Allowed = false
+		return f.deny(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
+	}
+	return nil
+}
+
+// ended records what passed and why it ended.
+func (f *flow) ended(up, down int64, err error) {
+	rec := f.rec
+	rec.At, rec.End, rec.Up, rec.Down, rec.MS = f.s.proxy.cfg.Now(), true, up, down, time.Since(f.begun).Milliseconds()
+	if cause := context.Cause(f.ctx); cause != nil {
+		err = cause
+	}
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		rec.Reason, rec.Detail = r.Reason, r.Detail
+	}
+	f.s.proxy.cfg.Records.End(rec)
+}
+
+// Resolve answers a DNS query of a sandbox. Nothing is looked up outside.
+func (p *Proxy) Resolve(id boxed.ID, intent boxed.EgressIntent) (code int, ports []uint16) {
+	const noName, refused, failed = 3, 5, 2
+	s := p.session(id)
+	if s == nil {
+		return refused, nil
+	}
+	if !s.limiter.query() {
+		return refused, nil
+	}
+	switch intent.Type {
+	case 249, 250, 251, 252, 253, 254, 255, 41: // TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY, OPT
+		s.deny(boxed.EntryDNS, intent.Host, 0, refuse(boxed.EgressBadQuery, "type %d", intent.Type))
+		return refused, nil
+	}
+	host, err := ParseHost(intent.Host)
+	if err != nil || host.IsAddr() {
+		s.deny(boxed.EntryDNS, intent.Host, 0, refuse(boxed.EgressInvalidName, "%v", err))
+		return noName, nil
+	}
+	policy, _, _ := s.now()
+	d := policy.Known(host)
+	switch {
+	case p.isFrozen(s):
+		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressFrozen, ""))
+		return noName, nil
+	case d.Reason == boxed.EgressNotListed && policy.OnDeny == boxed.DenyAsk:
+		return 0, []uint16{443, 80} // the connection is what is asked about
+	case !d.Allowed():
+		s.deny(boxed.EntryDNS, host.String(), 0, &refusal{Reason: d.Reason, Rule: d.Rule})
+		return noName, nil
+	case intent.Full:
+		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressNames, "the sandbox has asked for as many names as it may"))
+		return failed, nil
+	}
+	return 0, d.Ports
+}
+
+// Conn is a sandbox's end of a connection.
+type Conn = boxed.EgressConn
+
+// Serve serves a connection of a sandbox, and returns when it has ended. opened is called
+// for an entry that must be told whether anybody is there, before any byte.
+func (p *Proxy) Serve(ctx context.Context, id boxed.ID, intent boxed.EgressIntent, conn Conn, opened func(error) error) {
+	s := p.session(id)
+	if s == nil {
+		if opened != nil {
+			opened(&refusal{Reason: boxed.EgressNoProfile})
+		}
+		return
+	}
+	stop := context.AfterFunc(s.ctx, func() { conn.Close() })
+	defer stop()
+	switch intent.Entry {
+	case boxed.EntryHTTP:
+		p.fronts.serveProxy(s, conn)
+	case boxed.EntrySOCKS5:
+		s.serveSOCKS(ctx, conn)
+	case boxed.EntryName:
+		s.serveName(ctx, intent, conn, opened)
+	}
+}
+
+// serveName serves a connection to a synthetic address.
+func (s *session) serveName(ctx context.Context, intent boxed.EgressIntent, conn Conn, opened func(error) error) {
+	host, err := ParseHost(intent.Host)
+	if err != nil {
+		opened(s.deny(boxed.EntryName, intent.Host, intent.Port, refuse(boxed.EgressInvalidName, "%v", err)))
+		return
+	}
+	f, r := s.open(ctx, boxed.EntryName, host, intent.Port)
+	if r != nil {
+		opened(r)
+		return
+	}
+	defer f.close()
+	upstream, r := f.connect(ctx)
+	if r != nil {
+		opened(f.deny(r))
+		return
+	}
+	if err := opened(nil); err != nil {
+		upstream.Close()
+		return
+	}
+	f.carry(conn, nil, upstream)
+}
+
+// statusOf is the HTTP status of a refusal.
+func statusOf(r boxed.EgressReason) int {
+	switch r {
+	case boxed.EgressInvalidName, boxed.EgressInvalidRequest, boxed.EgressUpgrade:
+		return http.StatusBadRequest
+	case boxed.EgressHost:
+		return http.StatusMisdirectedRequest
+	case boxed.EgressTooMany, boxed.EgressTooFast, boxed.EgressTooMuch:
+		return http.StatusTooManyRequests
+	case boxed.EgressNoAddress, boxed.EgressResolveFailed, boxed.EgressConnectFailed, boxed.EgressUpstreamTLS, boxed.EgressTruncated:
+		return http.StatusBadGateway
+	case boxed.EgressAuditFull, boxed.EgressExitAway, boxed.EgressHolderAway, boxed.EgressNoCredential:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusForbidden
+}
