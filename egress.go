@@ -1,6 +1,8 @@
 package boxed
 
 import (
+	"context"
+	"iter"
 	"net"
 	"time"
 )
@@ -230,6 +232,121 @@ type SecretRequest struct {
 
 // MaxSecret bounds the value of a secret, in bytes.
 const MaxSecret = 16 << 10
+
+// EgressAllowance lets a sandbox reach one host more.
+type EgressAllowance struct {
+	Host string   `json:"host"`          // "host" or "host:port"; the port is 443 unless given
+	For  Duration `json:"for,omitempty"` // 0: for as long as the sandbox lives
+}
+
+// EgressQuery asks what would happen.
+type EgressQuery struct {
+	Host   string `json:"host"`             // "host" or "host:port"
+	Method string `json:"method,omitempty"` // of a request that the proxy can read; "" asks about the connection alone
+	Path   string `json:"path,omitempty"`
+}
+
+// EgressAnswer is what would happen, and by which rule. Nothing was connected to.
+type EgressAnswer struct {
+	Allowed    bool         `json:"allowed"`
+	Reason     EgressReason `json:"reason"`
+	Detail     string       `json:"detail,omitempty"`
+	Hint       string       `json:"hint,omitempty"`
+	Rule       string       `json:"rule,omitempty"`
+	Mode       EgressMode   `json:"mode,omitempty"`
+	Credential string       `json:"credential,omitempty"`
+	Addresses  []string     `json:"addresses,omitempty"` // that the name has now
+}
+
+// EgressReply answers a question about a connection that waits.
+type EgressReply struct {
+	Question string   `json:"question"` // Event.Question of an EventEgressAsk
+	Allow    bool     `json:"allow"`
+	For      Duration `json:"for,omitempty"` // of the host; 0: for as long as the sandbox lives
+}
+
+// EgressFilter selects audit records. The zero filter selects the caller's.
+type EgressFilter struct {
+	Sandbox ID     // "": every one of the caller's on the node that answers
+	Denied  bool   // refusals only
+	After   uint64 // records with a higher number
+	Limit   int    // the newest so many; 0 is 100
+	Follow  bool   // go on as they are written
+	Owner   string // admins only: "*" is everybody's
+}
+
+// Egress is what sandboxes may reach. Where a call names a sandbox, the node that owns it
+// answers.
+type Egress interface {
+	GetEgress(ctx context.Context, id ID) (*EgressStatus, error)
+	// SetEgress changes what a running sandbox may reach; connections that are no longer
+	// allowed end. Errors: invalid, not_found (a profile or secret), forbidden.
+	SetEgress(ctx context.Context, id ID, spec EgressSpec) (*EgressStatus, error)
+	AllowEgress(ctx context.Context, id ID, a EgressAllowance) (*EgressStatus, error)
+	CheckEgress(ctx context.Context, id ID, q EgressQuery) (*EgressAnswer, error)
+	// SuggestEgress is a profile of what the sandbox asked for, the narrowest first.
+	SuggestEgress(ctx context.Context, id ID) (*EgressProfile, error)
+	AnswerEgress(ctx context.Context, id ID, r EgressReply) error
+	// EgressLog yields audit records, the oldest first.
+	EgressLog(ctx context.Context, f EgressFilter) iter.Seq2[EgressRecord, error]
+	// VerifyAudit checks that the audit log of the node that answers is as it was written.
+	// Only admins may.
+	VerifyAudit(ctx context.Context) (*AuditReport, error)
+}
+
+// AuditReport is what a node found of its own audit log.
+type AuditReport struct {
+	Records int          `json:"records"`
+	First   uint64       `json:"first"` // its Seq; what was before it is no longer kept
+	Last    uint64       `json:"last"`
+	Files   int          `json:"files"`
+	Broken  []AuditBreak `json:"broken"` // at most 1000
+}
+
+// AuditBreak is a place where a log is not as it was written.
+type AuditBreak struct {
+	File string `json:"file"`
+	Line int    `json:"line,omitempty"` // from 1; 0 is the file as a whole
+	Why  string `json:"why"`
+}
+
+// EgressChange is what applying a profile does.
+type EgressChange struct {
+	Profile  *EgressProfile `json:"profile"`
+	Widened  []string       `json:"widened"`  // what was not allowed before, for a person
+	Narrowed []string       `json:"narrowed"` // what was
+	Applied  bool           `json:"applied"`
+}
+
+// EgressFreeze shuts the egress of sandboxes on all nodes, and ends what is open.
+type EgressFreeze struct {
+	ID     string            `json:"id,omitempty"`
+	Owner  string            `json:"owner,omitempty"`  // admins only, but for one's own
+	Labels map[string]string `json:"labels,omitempty"` // all of these
+	All    bool              `json:"all,omitempty"`    // admins only: everybody's
+	By     string            `json:"by,omitempty"`
+	At     time.Time         `json:"at,omitzero"`
+}
+
+// Policies are profiles, secrets and freezes: small documents that every node has.
+type Policies interface {
+	ListProfiles(ctx context.Context) ([]EgressProfile, error)
+	// GetProfile finds the caller's own, the operator's, or a ready one.
+	GetProfile(ctx context.Context, name string) (*EgressProfile, error)
+	// ApplyProfile takes a profile in YAML or JSON, or with dry only says what it would
+	// change. Errors: invalid with the line.
+	ApplyProfile(ctx context.Context, text []byte, dry bool) (*EgressChange, error)
+	DeleteProfile(ctx context.Context, name string) error
+
+	ListSecrets(ctx context.Context) ([]Secret, error)
+	SetSecret(ctx context.Context, req SecretRequest) (*Secret, error)
+	// RevokeSecret ends its use on every node that is connected.
+	RevokeSecret(ctx context.Context, name string) error
+
+	Freeze(ctx context.Context, f EgressFreeze) (*EgressFreeze, error)
+	Freezes(ctx context.Context) ([]EgressFreeze, error)
+	Thaw(ctx context.Context, id string) error
+}
 
 // EgressGrant is what the record of a sandbox keeps of its egress.
 type EgressGrant struct {

@@ -7,20 +7,22 @@ type EventType string
 
 // The events.
 const (
-	EventCreated  EventType = "sandbox.created" // admitted
-	EventQueued   EventType = "sandbox.queued"  // waits for its turn to be made
-	EventStarted  EventType = "sandbox.started" // running
-	EventUpdated  EventType = "sandbox.updated"
-	EventPaused   EventType = "sandbox.paused"
-	EventResumed  EventType = "sandbox.resumed"
-	EventStopped  EventType = "sandbox.stopped"
-	EventFailed   EventType = "sandbox.failed"
-	EventExec     EventType = "exec.started"
-	EventExecEnd  EventType = "exec.ended"
-	EventSSH      EventType = "ssh.started" // a session over SSH; Message says what and from where
-	EventSSHEnd   EventType = "ssh.ended"
-	EventImage    EventType = "image.pull" // progress of a pull
-	EventNodeWarn EventType = "node.warning"
+	EventCreated   EventType = "sandbox.created" // admitted
+	EventQueued    EventType = "sandbox.queued"  // waits for its turn to be made
+	EventStarted   EventType = "sandbox.started" // running
+	EventUpdated   EventType = "sandbox.updated"
+	EventPaused    EventType = "sandbox.paused"
+	EventResumed   EventType = "sandbox.resumed"
+	EventStopped   EventType = "sandbox.stopped"
+	EventFailed    EventType = "sandbox.failed"
+	EventExec      EventType = "exec.started"
+	EventExecEnd   EventType = "exec.ended"
+	EventSSH       EventType = "ssh.started" // a session over SSH; Message says what and from where
+	EventSSHEnd    EventType = "ssh.ended"
+	EventEgressAsk EventType = "egress.ask"      // a connection waits for its owner; Question names it, Message the host
+	EventEgressEnd EventType = "egress.answered" // or nobody did in time
+	EventImage     EventType = "image.pull"      // progress of a pull
+	EventNodeWarn  EventType = "node.warning"
 
 	// What a node sees of the others, and what an operator does with it.
 	EventNodeUp       EventType = "node.up"
@@ -51,5 +53,6 @@ type Event struct {
 	Message string    `json:"message,omitempty"`
 	// QueuePlace is where a queued sandbox stands; 1 is the next.
 	QueuePlace int         `json:"queue_place,omitempty"`
+	Question   string      `json:"question,omitempty"` // of an EventEgressAsk, for EgressReply
 	Status     *ExitStatus `json:"status,omitempty"`
 }

@@ -131,4 +131,5 @@ type API interface {
 	Ports
 	Nodes
 	Fleet
+	Egress
 }

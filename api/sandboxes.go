@@ -32,8 +32,10 @@ func (c *call) noContent() error {
 }
 
 // sandbox is the ID that the path means: itself, or a name or prefix looked up.
-func (c *call) sandbox() (boxed.ID, error) {
-	ref := c.v.str("id")
+func (c *call) sandbox() (boxed.ID, error) { return c.named(c.v.str("id")) }
+
+// named is the ID that a reference means.
+func (c *call) named(ref string) (boxed.ID, error) {
 	if id, err := boxed.ParseID(ref); err == nil {
 		return id, nil
 	}

@@ -25,9 +25,11 @@ type Config struct {
 	Admin   boxed.Admin   // nil: the calls about keys answer "unavailable"
 	Cluster boxed.Cluster // nil: those about the cluster do
 	SSH     boxed.SSH     // nil: those about SSH do
-	Auth    Authenticator
-	Logger  *slog.Logger
-	Version string // of the program
+	// Policies are profiles and secrets; nil: those calls answer unavailable.
+	Policies boxed.Policies
+	Auth     Authenticator
+	Logger   *slog.Logger
+	Version  string // of the program
 
 	// Ready returns why the node cannot take work, or nothing if it can. It must
 	// answer within a second. Nil: always ready.

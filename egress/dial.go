@@ -57,7 +57,7 @@ func (p *Proxy) addresses(ctx context.Context, host Host, port uint16) ([]netip.
 	list := make([]netip.AddrPort, 0, len(answers))
 	for _, a := range answers {
 		ap := netip.AddrPortFrom(a.Unmap(), port)
-		if reason, class := p.cfg.Judge.Judge(host, ap); reason != boxed.EgressAllowed {
+		if reason, class := p.judge(host, ap); reason != boxed.EgressAllowed {
 			return nil, refuse(reason, "%s is at %s, which is %s", host, ap.Addr(), class)
 		}
 		list = append(list, ap)
@@ -132,15 +132,19 @@ func (p *Proxy) dialOne(ctx context.Context, host Host, ap netip.AddrPort) (net.
 			if err != nil {
 				return err
 			}
-			if reason, class := p.cfg.Judge.Judge(host, got); reason != boxed.EgressAllowed {
+			if reason, class := p.judge(host, got); reason != boxed.EgressAllowed {
 				return refuse(reason, "%s is %s", got.Addr(), class)
 			}
 			return nil
 		},
 	}
-	conn, err := d.DialContext(ctx, "tcp", ap.String())
+	conn, err := p.dial(ctx, &d, ap)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", ap, err)
 	}
 	return conn, nil
+}
+
+func dialAddress(ctx context.Context, d *net.Dialer, ap netip.AddrPort) (net.Conn, error) {
+	return d.DialContext(ctx, "tcp", ap.String())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -92,6 +93,9 @@ func (t Times) Defaults() Times {
 type Proxy struct {
 	cfg    Config
 	fronts *fronts
+	// What tests, whose world is on loopback, have otherwise.
+	judge func(Host, netip.AddrPort) (boxed.EgressReason, string)
+	dial  func(context.Context, *net.Dialer, netip.AddrPort) (net.Conn, error)
 
 	mu       sync.Mutex
 	sessions map[boxed.ID]*session
@@ -108,7 +112,7 @@ func New(cfg Config) *Proxy {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Proxy{cfg: cfg, sessions: map[boxed.ID]*session{}}
+	p := &Proxy{cfg: cfg, judge: cfg.Judge.Judge, dial: dialAddress, sessions: map[boxed.ID]*session{}}
 	p.fronts = newFronts(p)
 	return p
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
-	"github.com/boxed-mesh/boxed/egress"
 	"github.com/boxed-mesh/boxed/sandbox"
 	"github.com/boxed-mesh/boxed/scheduler"
 )
@@ -53,7 +52,7 @@ type Config struct {
 	Strategy scheduler.Strategy       // by which this node places
 	Settings SettingsStore            // nil: what an operator sets is forgotten at a restart
 
-	Egress *egress.Keeper // nil: no sandbox gets out
+	Egress *EgressConfig // nil: no sandbox gets out
 
 	Log *slog.Logger
 	Now func() time.Time

@@ -101,7 +101,7 @@ func (m *mesh) alone() error {
 	if err := m.db.DropDocuments(func(d boxed.Document) bool { return boxed.NodeIDOf(d.Author) == m.id }); err != nil {
 		return err
 	}
-	return errors.Join(m.keys.Reload(), m.sshKeys.Reload())
+	return errors.Join(m.keys.Reload(), m.sshKeys.Reload(), m.policies.Reload())
 }
 
 // leaveFlush is how long what a node takes back has to reach the others.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/egress"
+	"github.com/boxed-mesh/boxed/node"
 )
 
 // EgressConfig is how sandboxes get out, and where never.
@@ -94,6 +95,9 @@ type egressParts struct {
 	keeper *egress.Keeper
 	audit  *egress.Audit
 	own    *ownAddresses
+	// renewed is the Manager's, once there is one.
+	renewed func(boxed.ID, *boxed.EgressGrant)
+	asks    *node.Asks
 }
 
 // openEgress makes them.
@@ -109,7 +113,7 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 			return nil, err
 		}
 	}
-	p := &egressParts{own: &ownAddresses{log: d.log}}
+	p := &egressParts{own: &ownAddresses{log: d.log}, renewed: func(boxed.ID, *boxed.EgressGrant) {}}
 	for _, text := range c.Self {
 		prefix, _ := egress.ParsePrefixOrAddr(text) // Validate has
 		p.own.fixed = append(p.own.fixed, prefix)
@@ -129,7 +133,9 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 	if err != nil {
 		return nil, err
 	}
+	p.asks = &node.Asks{Emit: func(e boxed.Event) { d.store.AppendEvent(e) }, Now: time.Now, Node: d.id}
 	p.proxy = egress.New(egress.Config{
+		Ask:  p.asks.Ask,
 		Node: d.id, Records: p.audit, Resolver: resolver, Judge: egress.NewJudge(judge), Roots: roots, ExtraRoots: extra,
 		Limits: c.Limits, Log: d.log,
 	})
@@ -154,6 +160,7 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 	}
 	p.keeper = egress.NewKeeper(egress.KeeperConfig{
 		Proxy: p.proxy, Sealer: sealer, Default: c.defaultProfile(), HostDeny: deny, Ceiling: ceiling, Life: life, Log: d.log,
+		Renewed: func(id boxed.ID, grant *boxed.EgressGrant) { p.renewed(id, grant) },
 	})
 	if c.defaultProfile() == nil {
 		d.log.Info("sandboxes reach nothing unless they name an egress profile or hosts", "setting", "egress.allowed_hosts")

@@ -45,6 +45,7 @@ type mesh struct {
 	cluster  *node.Cluster
 	keys     *node.Keys
 	sshKeys  *node.SSHKeys
+	policies *node.Policies
 	ssh      *sshDoor
 	node     *node.Node
 	server   *api.Server

@@ -95,27 +95,35 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	if err != nil {
 		return nil, err
 	}
+	d.egress.renewed = manager.RenewEgress
 	n, err := d.newNode(manager, driver)
 	if err != nil {
 		return nil, err
 	}
 	mesh.node = n
 	d.egress.own.peers = mesh.addresses
+	policies, err := node.NewPolicies(node.PoliciesConfig{
+		KeysConfig: keysConfig(d.store, mesh.cluster, d.identity, node.ProfileKind, log),
+		Node:       d.id, Keeper: d.egress.keeper, Freeze: d.egress.proxy.Freeze, Nodes: n.MeshNodes,
+	})
+	if err != nil {
+		return nil, err
+	}
 	if err := d.openSSH(ctx, n, sshKeys, mesh); err != nil {
 		return nil, err
 	}
 	server, err := api.New(api.Config{
-		Service: n, Admin: keys, SSH: d.ssh, Cluster: mesh, Owner: n.Owner, Vouched: mesh.vouch.Verify, Auth: keys, Logger: log, Version: versionText(), Ready: n.Ready,
+		Service: n, Admin: keys, SSH: d.ssh, Policies: policies, Cluster: mesh, Owner: n.Owner, Vouched: mesh.vouch.Verify, Auth: keys, Logger: log, Version: versionText(), Ready: n.Ready,
 		Hosts: cfg.hostNames(), TrustedProxies: cfg.TrustedProxies,
 	})
 	if err != nil {
 		return nil, err
 	}
-	mesh.keys, mesh.sshKeys, mesh.server, mesh.ssh = keys, sshKeys, server, d.ssh
+	mesh.keys, mesh.sshKeys, mesh.policies, mesh.server, mesh.ssh = keys, sshKeys, policies, server, d.ssh
 	if err := mesh.openTailnet(ctx); err != nil {
 		return nil, err
 	}
-	d.parts = []runner{d.store, d.egress.audit, d.egress.keeper, keys, sshKeys, manager, n, mesh.cluster, mesh}
+	d.parts = []runner{d.store, d.egress.audit, d.egress.keeper, keys, sshKeys, policies, manager, n, mesh.cluster, mesh}
 	d.front = &front{
 		ln: ln, cert: cert, drain: cfg.Drain.D(), log: log, server: server.HTTPServer(),
 		shutdown: func(ctx context.Context) error {
@@ -226,7 +234,7 @@ func (d *daemon) newNode(manager *sandbox.Manager, driver sandbox.Driver) (*node
 		TTL: d.cfg.TTL.Default, MaxTTL: d.cfg.TTL.Highest, Idle: d.cfg.Idle,
 		Quota:  func(owner string) node.Quota { return node.Quota(d.cfg.Quotas.Of(owner)) },
 		Policy: d.cfg.policy(), Most: d.cfg.Capacity.Sandboxes, Log: d.log,
-		Egress: d.egress.keeper,
+		Egress: &node.EgressConfig{Keeper: d.egress.keeper, Audit: d.egress.audit, Asks: d.egress.asks},
 		Place:  boxed.PlaceRule(d.cfg.Place), Labels: d.cfg.liveLabels, Strategy: scheduler.Strategy(d.cfg.PlaceBy),
 		Settings: nodeSettings{store.NewTable[node.Settings](d.store, "node")},
 	})

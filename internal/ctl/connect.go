@@ -17,6 +17,7 @@ type service interface {
 	boxed.Admin
 	boxed.Cluster
 	boxed.SSH
+	boxed.Policies
 	// Run is an exec as one call, its output collected within bounds.
 	Run(ctx context.Context, id boxed.ID, req boxed.ExecRequest) (*client.ExecResult, error)
 	// Version needs no key.

@@ -60,6 +60,7 @@ type inProcess struct {
 	LobbyService
 	boxed.Admin
 	boxed.Cluster
+	boxed.Policies
 	noSSH
 }
 
@@ -100,7 +101,7 @@ func (a *app) lobbyCommands() *cli.Command {
 		Name: "boxedctl", Usage: "sandboxes, over SSH",
 		Flags: slices.DeleteFunc(globalFlags(), func(f cli.Flag) bool { return !slices.Contains(lobbyFlags, f.Names()[0]) }),
 		Subcommands: []*cli.Command{
-			a.cmdHelp(), a.cmdLs(), a.cmdNew(), a.cmdLobbyRm(), a.cmdKeep(), a.cmdRenew(), top, nodes, keys, a.cmdWhoami(),
+			a.cmdHelp(), a.cmdLs(), a.cmdNew(), a.cmdLobbyRm(), a.cmdKeep(), a.cmdRenew(), top, a.cmdLobbyEgress(), nodes, keys, a.cmdWhoami(),
 		},
 	}
 }
@@ -134,7 +135,17 @@ func (a *app) cmdLobbyRm() *cli.Command {
 	}
 }
 
-var lobbyWords = regexp.MustCompile(`boxedctl( [a-z][a-z-]*)?`)
+// The lobby's egress has what is about one sandbox, and needs neither a file nor a person
+// who answers.
+func (a *app) cmdLobbyEgress() *cli.Command {
+	c := a.cmdEgress()
+	c.Usage = "see what sandboxes may reach, and let them reach more"
+	c.Description = egressText + examples("boxedctl egress show build", "boxedctl egress allow build pypi.org --for 10m", "boxedctl egress log build --denied")
+	c.Subcommands = []*cli.Command{a.cmdEgressShow(), a.cmdEgressAllow(), a.cmdEgressCheck(), a.cmdEgressLog(), a.cmdEgressSuggest()}
+	return c
+}
+
+var lobbyWords = regexp.MustCompile(`boxedctl(?: ([a-z][a-z-]*))?(?: ([a-z][a-z-]*))?`)
 
 // words writes commands as they are typed here: in the lobby those that it has begin
 // with `ssh boxed`, and the others are boxedctl's still.
@@ -142,15 +153,16 @@ func (a *app) words(text string) string {
 	if a.lobby == nil {
 		return text
 	}
-	have := map[string]bool{"": true, " --help": true}
-	for _, c := range a.lobbyCommands().Subcommands {
-		have[" "+c.Name] = true
-	}
+	root := a.lobbyCommands()
 	return lobbyWords.ReplaceAllStringFunc(text, func(found string) string {
-		if rest := strings.TrimPrefix(found, "boxedctl"); have[rest] {
-			return lobbyProgram + rest
+		m := lobbyWords.FindStringSubmatch(found)
+		if m[1] != "" {
+			c := find(root.Subcommands, m[1])
+			if c == nil || c.Action == nil && m[2] != "" && find(c.Subcommands, m[2]) == nil {
+				return found
+			}
 		}
-		return found
+		return lobbyProgram + strings.TrimPrefix(found, "boxedctl")
 	})
 }
 

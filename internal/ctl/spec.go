@@ -3,6 +3,7 @@ package ctl
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -27,7 +28,7 @@ func specFlags() []cli.Flag {
 	size := func(name, what string, def int64) cli.Flag {
 		return &cli.StringFlag{Name: name, Category: "Limits", Usage: fmt.Sprintf("%s of `SIZE` (the default template has %s)", what, table.Size(def))}
 	}
-	return []cli.Flag{
+	return slices.Concat([]cli.Flag{
 		&cli.StringFlag{Name: "image", Usage: "start from this `IMAGE`; it is pulled if the node does not have it"},
 		&cli.StringFlag{Name: "template", Usage: "start from this `TEMPLATE` of the node (boxedctl node lists them); without either it is " + boxed.DefaultTemplate},
 		&cli.StringFlag{Name: "name", Usage: "give it a `NAME`: up to 40 of a-z, 0-9 and -"},
@@ -39,12 +40,7 @@ func specFlags() []cli.Flag {
 		&cli.StringFlag{Name: "runtime", Usage: "isolate with this OCI `RUNTIME` (boxedctl node lists them)"},
 		&cli.StringFlag{Name: "ttl", Usage: "end it after `DURATION`, like 90s, 10m, 2d; admins may say never"},
 		&cli.StringFlag{Name: "idle-timeout", Usage: "end it after it was idle for `DURATION`"},
-		&cli.StringFlag{Name: "egress", Category: catEgress, Usage: "let it reach what this `PROFILE` allows (boxedctl egress profile ls lists them); none: nothing, whatever the node's default"},
-		&cli.StringSliceFlag{Name: "allow", Category: catEgress, Usage: "let it reach `HOST`, on port 443, or HOST:PORT; several between commas, or repeated"},
-		&cli.StringSliceFlag{Name: "secret", Category: catEgress, Usage: "let programs use the secret `NAME`, which they never see (boxedctl secret ls); may be repeated"},
-		&cli.StringSliceFlag{Name: "repo", Category: catEgress, Usage: "limit the secrets of code hosts, or the profile github, to the repository `OWNER/NAME`; may be repeated"},
-		&cli.BoolFlag{Name: "read-only", Category: catEgress, Usage: "limit the secrets to reading"},
-		&cli.BoolFlag{Name: "ask", Category: catEgress, Usage: "ask you about each host that is not allowed (boxedctl egress ask), instead of refusing it"},
+	}, egressFlags(), []cli.Flag{
 		&cli.StringFlag{Name: "node", Category: catPlacement, Usage: "make it on this `NODE`: an ID, its first characters, or a name"},
 		&cli.StringSliceFlag{Name: "node-label", Category: catPlacement, Usage: "only on a node with the label `K=V`; repeated, with all of them"},
 		&cli.StringFlag{Name: "isolation", Category: catPlacement, Usage: "only where it is isolated at least by a `KIND`: " + oneOf(isolations)},
@@ -59,6 +55,18 @@ func specFlags() []cli.Flag {
 		size("tmp-size", "/tmp", d.TmpBytes),
 		size("output-size", "/output", d.OutputBytes),
 		size("shm-size", "/dev/shm", d.ShmBytes),
+	})
+}
+
+// egressFlags say what a sandbox may reach.
+func egressFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "egress", Category: catEgress, Usage: "let it reach what this `PROFILE` allows (boxedctl egress profile ls lists them); none: nothing, whatever the node's default"},
+		&cli.StringSliceFlag{Name: "allow", Category: catEgress, Usage: "let it reach `HOST`, on port 443, or HOST:PORT; several between commas, or repeated"},
+		&cli.StringSliceFlag{Name: "secret", Category: catEgress, Usage: "let programs use the secret `NAME`, which they never see (boxedctl secret ls); may be repeated"},
+		&cli.StringSliceFlag{Name: "repo", Category: catEgress, Usage: "limit the secrets of code hosts, or the profile github, to the repository `OWNER/NAME`; may be repeated"},
+		&cli.BoolFlag{Name: "read-only", Category: catEgress, Usage: "limit the secret to reading; of several, those of code hosts"},
+		&cli.BoolFlag{Name: "ask", Category: catEgress, Usage: "ask you about each host that is not allowed (boxedctl egress ask), instead of refusing it"},
 	}
 }
 
@@ -107,7 +115,8 @@ func (a *app) parseSpec(c *cli.Context) (boxed.Spec, []upload, error) {
 	return spec, uploads, nil
 }
 
-// place reads the flags that choose among nodes, and looks up what they name.
+// place reads the flags that choose among nodes, and looks up what they and those of
+// egress name.
 func (a *app) place(ctx context.Context, svc service, c *cli.Context, spec *boxed.Spec) error {
 	var err error
 	if c.IsSet("node") {
@@ -138,25 +147,43 @@ func (a *app) place(ctx context.Context, svc service, c *cli.Context, spec *boxe
 	if p.Isolation != "" || p.NodeLabels != nil || p.Near != nil || p.Apart != nil {
 		spec.Placement = &p
 	}
-	return nil
+	return a.limitSecrets(ctx, svc, spec.Egress)
 }
 
-// parseEgress reads the flags that let a sandbox out; nil: none was given.
+// parseEgress reads egressFlags; nil: none was given.
 func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
-	e := &boxed.EgressSpec{Profile: c.String("egress"), Allow: c.StringSlice("allow")}
-	repos, used := c.StringSlice("repo"), false
+	e := &boxed.EgressSpec{Profile: c.String("egress")}
+	if e.Profile != "" && !boxed.ValidName(e.Profile) {
+		return nil, usagef("--egress %q names no profile", e.Profile).hint("boxedctl egress profile ls lists them")
+	}
+	for _, entry := range c.StringSlice("allow") {
+		for host := range strings.SplitSeq(entry, ",") {
+			if host = strings.TrimSpace(host); host == "" {
+				return nil, usagef("--allow %q names no host", entry).hint("write it like --allow pypi.org,files.pythonhosted.org")
+			}
+			e.Allow = append(e.Allow, host)
+		}
+	}
+	repos := c.StringSlice("repo")
+	for _, repo := range repos {
+		if owner, name, _ := strings.Cut(repo, "/"); owner == "" || name == "" {
+			return nil, usagef("--repo %q is no repository", repo).hint("write it like --repo acme/app")
+		}
+	}
 	for _, name := range c.StringSlice("secret") {
-		use := boxed.SecretUse{Name: name, ReadOnly: c.Bool("read-only")}
-		use.Repos, used = repos, true
-		e.Secrets = append(e.Secrets, use)
+		if !boxed.ValidName(name) {
+			return nil, usagef("--secret %q names no secret", name).hint("boxedctl secret ls lists them; the value itself is never on a command line")
+		}
+		e.Secrets = append(e.Secrets, boxed.SecretUse{Name: name, Repos: repos, ReadOnly: c.Bool("read-only")})
 	}
 	switch {
-	case !used && len(repos) > 0 && e.Profile != "github":
-		return nil, usagef("--repo limits a secret, or --egress github").hint("boxedctl run --secret github --repo acme/app …")
-	case !used && c.Bool("read-only"):
-		return nil, usagef("--read-only limits a secret, and no --secret is given")
-	case e.Profile == "github":
+	case e.Profile == gitHubProfile:
 		e.Repos = repos
+	case e.Secrets == nil && len(repos) > 0:
+		return nil, usagef("--repo limits a secret, or --egress github").hint("boxedctl run --secret github --repo acme/app …")
+	}
+	if e.Secrets == nil && c.Bool("read-only") {
+		return nil, usagef("--read-only limits a secret, and no --secret is given")
 	}
 	if c.Bool("ask") {
 		e.OnDeny = boxed.DenyAsk
