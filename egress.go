@@ -292,6 +292,9 @@ type Egress interface {
 	// VerifyAudit checks that the audit log of the node that answers is as it was written.
 	// Only admins may.
 	VerifyAudit(ctx context.Context) (*AuditReport, error)
+	// RelayEgress is for nodes only; see [EgressRelay]. ctx bounds the call alone. Errors:
+	// forbidden, with Detail["reason"] an EgressReason, and not_ready.
+	RelayEgress(ctx context.Context, r EgressRelay) (net.Conn, error)
 }
 
 // AuditReport is what a node found of its own audit log.
@@ -308,6 +311,23 @@ type AuditBreak struct {
 	File string `json:"file"`
 	Line int    `json:"line,omitempty"` // from 1; 0 is the file as a whole
 	Why  string `json:"why"`
+}
+
+// EgressRelay is what a node asks another for: to be the way out of a connection, or with
+// a secret, to make the requests that use it. It never has an address: whoever dials has
+// resolved and judged.
+type EgressRelay struct {
+	Sandbox    ID     `json:"sandbox"` // its ID names the node that asks
+	Profile    string `json:"profile,omitempty"`
+	Generation uint64 `json:"generation,omitempty"`
+	Host       string `json:"host"`
+	Port       uint16 `json:"port"`
+	// Secret is held by the node that is asked. What follows on the connection are requests
+	// of HTTP/1.1 with the placeholder in them.
+	Secret      string   `json:"secret,omitempty"`
+	Repos       []string `json:"repos,omitempty"`
+	ReadOnly    bool     `json:"read_only,omitempty"`
+	Placeholder string   `json:"placeholder,omitempty"`
 }
 
 // EgressChange is what applying a profile does.

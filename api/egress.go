@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -140,6 +141,29 @@ func (c *call) verifyAudit() error {
 	}
 	report.Broken = never(report.Broken)
 	return c.reply(http.StatusOK, report)
+}
+
+// relayEgress is a connection of another node's sandbox, by way of this one.
+func (c *call) relayEgress() error {
+	if _, passedOn := hopOf(c.r); !passedOn {
+		return boxed.Errorf(boxed.CodeForbidden, "nodes ask each other this")
+	}
+	if err := c.wantUpgrade(); err != nil {
+		return err
+	}
+	var r boxed.EgressRelay
+	raw, err := base64.RawURLEncoding.DecodeString(c.v.str("relay"))
+	if err == nil {
+		err = json.Unmarshal(raw, &r)
+	}
+	if err != nil {
+		return invalidField("relay", "is an EgressRelay in base64")
+	}
+	conn, err := c.s.cfg.Service.RelayEgress(c.ctx, r)
+	if err != nil {
+		return err
+	}
+	return c.join(conn)
 }
 
 // policies is the port for profiles and secrets, if there is one. Every node answers for

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"net"
 	"strings"
 	"testing"
 
@@ -14,10 +15,10 @@ import (
 )
 
 func (f *fake) egressOf(ctx context.Context, id boxed.ID, name string, last any) (*boxed.EgressStatus, error) {
-	f.note(ctx, name, last)
 	if _, err := f.Get(ctx, id); err != nil {
 		return nil, err
 	}
+	f.note(ctx, name, last)
 	return &boxed.EgressStatus{State: boxed.EgressOpen, Rules: []boxed.EgressRule{{Host: "api.example.com"}}}, nil
 }
 
@@ -63,6 +64,10 @@ func (f *fake) EgressLog(ctx context.Context, filter boxed.EgressFilter) iter.Se
 		}
 		yield(boxed.EgressRecord{Seq: 2, Host: "b.example.com", Reason: boxed.EgressNotListed}, nil)
 	}
+}
+
+func (f *fake) RelayEgress(ctx context.Context, r boxed.EgressRelay) (net.Conn, error) {
+	return nil, boxed.Errorf(boxed.CodeForbidden, "no")
 }
 
 func (f *fake) VerifyAudit(ctx context.Context) (*boxed.AuditReport, error) {

@@ -64,6 +64,7 @@ func routes() []route {
 		{method: "GET", path: sandboxPath + "/egress/suggest", handle: (*call).suggestEgress},
 		{method: "POST", path: sandboxPath + "/egress/answer", handle: (*call).answerEgress},
 		{method: "GET", path: "/v1/egress/log", handle: (*call).egressLog, long: true, follows: true},
+		{method: "GET", path: "/v1/egress/relay", handle: (*call).relayEgress, long: true},
 		{method: "GET", path: "/v1/egress/audit", handle: (*call).verifyAudit},
 		{method: "GET", path: "/v1/egress/profiles", handle: (*call).listProfiles},
 		{method: "POST", path: "/v1/egress/profiles", handle: (*call).applyProfile},

@@ -116,6 +116,9 @@ type Judge struct {
 	openings []Opening
 }
 
+// WithoutOpenings is the same, with nothing opened.
+func (j *Judge) WithoutOpenings() *Judge { return &Judge{self: j.self} }
+
 // NewJudge makes a Judge. It keeps none of cfg's memory but Self.
 func NewJudge(cfg JudgeConfig) *Judge {
 	j := &Judge{self: cfg.Self, openings: slices.Clone(cfg.Openings)}

@@ -31,9 +31,11 @@ type composing struct {
 	spec   *boxed.EgressSpec
 	allow  []string // spec's, and those that were allowed since
 	tokens map[string]string
-	out    *composed
-	rules  []*Rule
-	byName map[string]*Binding
+	// granted: the sandbox has its secrets already.
+	granted bool
+	out     *composed
+	rules   []*Rule
+	byName  map[string]*Binding
 }
 
 // compose is called with the Keeper's lock held.
@@ -102,7 +104,10 @@ func (c *composing) attach(use boxed.SecretUse) error {
 	if slices.Contains(c.out.secrets, use.Name) {
 		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
 	}
-	s := c.k.secretLocked(c.owner, c.admin, use.Name)
+	s := c.k.secretLocked(c.owner, use.Name)
+	if s == nil && c.granted {
+		s = c.k.revokedLocked(c.owner, use.Name)
+	}
 	if s == nil {
 		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q that you may attach; boxedctl secret ls shows yours", use.Name).WithField(field)
 	}
@@ -117,6 +122,7 @@ func (c *composing) attach(use boxed.SecretUse) error {
 		return err.WithField(field)
 	}
 	b := c.bind(s, p, use.Repos != nil || use.ReadOnly)
+	b.Use = use
 	for _, e := range p.endpoints(s.Secret, use) {
 		rule := e.rule
 		rule.Mode, rule.Credential = boxed.EgressIntercept, s.Name
@@ -157,6 +163,9 @@ func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
 	}
 	owner, name := s.Owner, s.Name
 	b := &Binding{Secret: s.Name, Placeholder: token, Limited: limited, value: func() (Value, bool) { return c.k.valueOf(owner, name) }}
+	if s.HeldBy != "" && s.HeldBy != c.k.cfg.Node {
+		b.HeldBy = s.HeldBy
+	}
 	c.byName[s.Name] = b
 	c.out.bindings = append(c.out.bindings, b)
 	c.out.secrets = append(c.out.secrets, s.Name)
@@ -224,8 +233,13 @@ func (c *composing) take(profile *boxed.EgressProfile) error {
 
 // credential binds the secret that a profile's rule names.
 func (c *composing) credential(r *Rule) error {
-	s := c.k.secretLocked(c.owner, c.admin, r.Credential)
-	if s == nil || s.value().Empty() {
+	s := c.k.secretLocked(c.owner, r.Credential)
+	if s == nil && c.granted {
+		if s = c.k.revokedLocked(c.owner, r.Credential); s != nil && c.tokens[s.key()] == "" {
+			s = nil // it never had it
+		}
+	}
+	if s == nil || s.value().Empty() && !c.granted && (s.HeldBy == "" || s.HeldBy == c.k.cfg.Node) {
 		if r.Need == boxed.CredentialOptional {
 			c.out.untranslated = append(c.out.untranslated, r.Credential)
 			// An ordinary tunnel: one can log in from inside.

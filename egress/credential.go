@@ -35,7 +35,9 @@ const (
 type Binding struct {
 	Secret      string // its name
 	Placeholder string
-	Limited     bool // to some paths: a request that no path can limit is refused
+	Limited     bool         // to some paths: a request that no path can limit is refused
+	HeldBy      boxed.NodeID // another node, that has it and swaps it; "": this one does
+	Use         boxed.SecretUse
 	// value is the secret as it is now: a rotation does not touch the sandbox. Nil: it was
 	// revoked, or this node has none.
 	value func() (Value, bool)
@@ -116,7 +118,7 @@ func (p *placeholders) swap(req *http.Request, rule *Rule, slots []Slot) verdict
 			return *v
 		}
 	}
-	if s.used == nil && rule.Binding != nil && rule.Need != boxed.CredentialOptional {
+	if s.used == nil && rule.Binding != nil && rule.Binding.HeldBy == "" && rule.Need != boxed.CredentialOptional {
 		if _, ok := rule.Binding.value(); !ok {
 			return verdict{reason: boxed.EgressNoCredential, detail: "the secret " + rule.Binding.Secret + " has no value on this node"}
 		}
@@ -148,6 +150,10 @@ func (s *swapping) take(token, where string) (string, *verdict) {
 		return "", foreign(where)
 	case b != s.rule.Binding:
 		return "", &verdict{reason: boxed.EgressMisuse, detail: "the placeholder in " + where + " is of " + b.Secret + ", which is not for this host or path"}
+	}
+	if b.HeldBy != "" { // its holder swaps it
+		s.used = b
+		return token, nil
 	}
 	value, ok := b.value()
 	if !ok {
@@ -315,6 +321,9 @@ func (s *swapping) query() *verdict {
 // elsewhere finds placeholders in what is no slot: they would tell somebody nothing, but
 // whoever sends them there does not what the secret is for.
 func (s *swapping) elsewhere() *verdict {
+	if s.used != nil && s.used.HeldBy != "" { // it is in its slot still; the holder looks
+		return nil
+	}
 	if s.scan.hits(s.req.URL.EscapedPath()) || s.scan.hits(s.req.Host) {
 		return &verdict{reason: boxed.EgressMisuse, detail: "a placeholder in the path"}
 	}

@@ -22,11 +22,18 @@ func (f *flow) connect(ctx context.Context) (net.Conn, *refusal) {
 	defer cancel()
 	stop := context.AfterFunc(f.ctx, cancel)
 	defer stop()
-	addrs, r := f.s.proxy.addresses(ctx, f.host, f.port)
+	if to, relay := f.by(); to != "" && !f.foreign { // one hop only
+		return f.through(ctx, to, relay)
+	}
+	judge := f.s.proxy.judge
+	if f.foreign && !f.private {
+		judge = f.s.proxy.shut
+	}
+	addrs, r := f.s.proxy.addresses(ctx, judge, f.host, f.port)
 	if r != nil {
 		return nil, r
 	}
-	conn, err := f.s.proxy.dialAny(ctx, f.host, addrs)
+	conn, err := f.s.proxy.dialAny(ctx, judge, f.host, addrs)
 	if err != nil {
 		if cause := context.Cause(f.ctx); cause != nil {
 			err = cause
@@ -39,7 +46,7 @@ func (f *flow) connect(ctx context.Context) (net.Conn, *refusal) {
 
 // addresses are those of a host, all of which may be connected to. One that may not refuses
 // the lot: a name that has such an answer is not one to trust with the others.
-func (p *Proxy) addresses(ctx context.Context, host Host, port uint16) ([]netip.AddrPort, *refusal) {
+func (p *Proxy) addresses(ctx context.Context, judge judgeFunc, host Host, port uint16) ([]netip.AddrPort, *refusal) {
 	answers := []netip.Addr{host.Addr()}
 	if !host.IsAddr() {
 		var err error
@@ -57,7 +64,7 @@ func (p *Proxy) addresses(ctx context.Context, host Host, port uint16) ([]netip.
 	list := make([]netip.AddrPort, 0, len(answers))
 	for _, a := range answers {
 		ap := netip.AddrPortFrom(a.Unmap(), port)
-		if reason, class := p.judge(host, ap); reason != boxed.EgressAllowed {
+		if reason, class := judge(host, ap); reason != boxed.EgressAllowed {
 			return nil, refuse(reason, "%s is at %s, which is %s", host, ap.Addr(), class)
 		}
 		list = append(list, ap)
@@ -67,7 +74,7 @@ func (p *Proxy) addresses(ctx context.Context, host Host, port uint16) ([]netip.
 
 // dialAny tries the addresses one after the other, each a little after the one before,
 // until one answers.
-func (p *Proxy) dialAny(ctx context.Context, host Host, addrs []netip.AddrPort) (net.Conn, error) {
+func (p *Proxy) dialAny(ctx context.Context, judge judgeFunc, host Host, addrs []netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Times.Dial)
 	defer cancel()
 	type result struct {
@@ -78,7 +85,7 @@ func (p *Proxy) dialAny(ctx context.Context, host Host, addrs []netip.AddrPort) 
 	var wg sync.WaitGroup
 	begin := func(ap netip.AddrPort) {
 		wg.Go(func() {
-			conn, err := p.dialOne(ctx, host, ap)
+			conn, err := p.dialOne(ctx, judge, host, ap)
 			results <- result{conn, err}
 		})
 	}
@@ -124,7 +131,7 @@ func (p *Proxy) dialAny(ctx context.Context, host Host, addrs []netip.AddrPort) 
 
 // dialOne connects to an address that was judged, and judges once more what the system is
 // about to connect to.
-func (p *Proxy) dialOne(ctx context.Context, host Host, ap netip.AddrPort) (net.Conn, error) {
+func (p *Proxy) dialOne(ctx context.Context, judge judgeFunc, host Host, ap netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{
 		KeepAlive: keepAlive,
 		ControlContext: func(_ context.Context, network, address string, _ syscall.RawConn) error {
@@ -132,7 +139,7 @@ func (p *Proxy) dialOne(ctx context.Context, host Host, ap netip.AddrPort) (net.
 			if err != nil {
 				return err
 			}
-			if reason, class := p.judge(host, got); reason != boxed.EgressAllowed {
+			if reason, class := judge(host, got); reason != boxed.EgressAllowed {
 				return refuse(reason, "%s is %s", got.Addr(), class)
 			}
 			return nil

@@ -59,7 +59,11 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 	if rule.Binding != nil {
 		a.Credential = rule.Binding.Secret
 	}
-	addrs, r := k.cfg.Proxy.addresses(ctx, host, port)
+	if policy.Exit != "" && policy.Exit != k.cfg.Node {
+		a.Detail = "by way of the node " + string(policy.Exit) + ", which judges the address"
+		return a, nil
+	}
+	addrs, r := k.cfg.Proxy.addresses(ctx, k.cfg.Proxy.judge, host, port)
 	if r != nil {
 		no := answer(r.Reason, r.Detail, host.String())
 		no.Rule, no.Mode = a.Rule, a.Mode

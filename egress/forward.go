@@ -191,6 +191,9 @@ func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	if r := q.credentials(out); r != nil {
 		return nil, r
 	}
+	if q.f.held() && !q.f.foreign { // in the clear to the holder, over what is between nodes
+		out.URL.Scheme = "http"
+	}
 	out.Body, out.GetBody = q.body(in), nil
 	out.Trailer = nil // nobody could judge what is in it before it has left
 	return out, nil

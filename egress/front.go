@@ -51,7 +51,7 @@ func newFronts(p *Proxy) *fronts {
 			return context.WithValue(ctx, frontKey{}, c.(*frontConn))
 		},
 		ReadHeaderTimeout: p.cfg.Times.Hello, IdleTimeout: p.cfg.Times.Idle, MaxHeaderBytes: framingHead,
-		ErrorLog: log.New(io.Discard, "", 0),
+		ErrorLog: log.New(io.Discard, "", 0), DisableGeneralOptionsHandler: true,
 	}
 	f.done.Go(func() { f.server.Serve(f) })
 	return f

@@ -41,6 +41,9 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 	}
 	defer inner.Close()
 	up := newUpstream(f, "https", upstream)
+	if f.held() {
+		up = newHeldUpstream(f, upstream)
+	}
 	defer up.close()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()

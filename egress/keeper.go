@@ -29,6 +29,8 @@ const Directory = "/run/boxed"
 type KeeperConfig struct {
 	Proxy  *Proxy
 	Sealer *Sealer
+	Node   boxed.NodeID
+	Exits  []ExitRule // who may leave by this node
 	// Default is the profile of sandboxes that name none; nil: they have no egress.
 	Default  *boxed.EgressProfile
 	HostDeny []Pattern
@@ -137,14 +139,17 @@ func (k *Keeper) SetProfiles(list []boxed.EgressProfile) {
 	k.renewLocked()
 }
 
-// SetSecrets replaces all secrets, and applies them to what lives.
+// SetSecrets replaces all secrets, and applies them to what lives. Those that were revoked
+// are among them: what a sandbox had of one stays refused.
 func (k *Keeper) SetSecrets(list []HeldSecret) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.secrets = map[string]*held{}
 	for _, s := range list {
 		h := &held{s.Secret, s.Read}
-		k.secrets[h.key()] = h
+		if have := k.secrets[h.key()]; have == nil || h.RevokedAt.IsZero() || !have.RevokedAt.IsZero() {
+			k.secrets[h.key()] = h
+		}
 	}
 	k.renewLocked()
 }
@@ -177,13 +182,26 @@ func (k *Keeper) profileLocked(owner, name string) (*boxed.EgressProfile, error)
 const NoProfile = "none"
 
 // secretLocked finds a secret that an owner may attach, their own first.
-func (k *Keeper) secretLocked(owner string, admin bool, name string) *held {
+func (k *Keeper) secretLocked(owner, name string) *held {
 	if s := k.secrets[owner+"/"+name]; s != nil && s.RevokedAt.IsZero() {
 		return s
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.secrets)) {
 		s := k.secrets[key]
 		if s.Name == name && s.RevokedAt.IsZero() && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
+			return s
+		}
+	}
+	return nil
+}
+
+// revokedLocked finds a secret that an owner could attach before it was revoked.
+func (k *Keeper) revokedLocked(owner, name string) *held {
+	if s := k.secrets[owner+"/"+name]; s != nil {
+		return s
+	}
+	for _, key := range slices.Sorted(maps.Keys(k.secrets)) {
+		if s := k.secrets[key]; s.Name == name && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
 			return s
 		}
 	}
@@ -235,7 +253,7 @@ func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) 
 	if old := k.boxes[s.ID]; old != nil { // a change of one that lives
 		b.state, b.roots = old.state, old.roots
 	}
-	if err := k.composeLocked(b); err != nil {
+	if err := k.composeLocked(b, false); err != nil {
 		return nil, err
 	}
 	k.boxes[s.ID] = b
@@ -256,15 +274,16 @@ func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 	}
 	b.admin, b.roots = b.state.Admin, b.state.Roots
 	k.boxes[s.ID] = b
-	if err := k.composeLocked(b); err != nil {
+	if err := k.composeLocked(b, true); err != nil {
 		b.err = err
 		k.cfg.Log.Warn("a sandbox has no egress", "sandbox", s.ID, "err", err)
 	}
 	return nil
 }
 
-// composeLocked makes the policy of a sandbox and puts it in force.
-func (k *Keeper) composeLocked(b *boxEgress) error {
+// composeLocked makes the policy of a sandbox and puts it in force. One that has its grant
+// keeps the rules of secrets that were revoked, which then let nothing through.
+func (k *Keeper) composeLocked(b *boxEgress, granted bool) error {
 	now := k.cfg.Now()
 	b.state.Allowed = slices.DeleteFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) })
 	allow := slices.Clone(b.spec.Allow)
@@ -274,7 +293,7 @@ func (k *Keeper) composeLocked(b *boxEgress) error {
 	if b.state.Tokens == nil {
 		b.state.Tokens = map[string]string{}
 	}
-	c := composing{k: k, owner: b.sandbox.Owner, admin: b.admin, spec: &b.spec, allow: allow, tokens: b.state.Tokens}
+	c := composing{k: k, owner: b.sandbox.Owner, admin: b.admin, spec: &b.spec, allow: allow, tokens: b.state.Tokens, granted: granted}
 	out, err := c.compose()
 	if err != nil {
 		return err
@@ -305,7 +324,7 @@ func contains(all, some []string) bool {
 func (k *Keeper) renewLocked() {
 	for id, b := range k.boxes {
 		was := b.state.Authority
-		if err := k.composeLocked(b); err != nil {
+		if err := k.composeLocked(b, true); err != nil {
 			b.err = err
 			k.cfg.Proxy.Attach(Session{Sandbox: id, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: &Policy{Generation: k.generation, hostDeny: k.cfg.HostDeny}})
 			k.cfg.Log.Warn("a sandbox's egress is shut", "sandbox", id, "err", err)
@@ -351,7 +370,7 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 		st.Rules = append(st.Rules, r.EgressRule)
 	}
 	for _, r := range b.now.policy.rules {
-		if r.Binding != nil {
+		if r.Binding != nil && r.Binding.HeldBy == "" {
 			if _, ok := k.valueLocked(r.Binding.Secret, b); !ok {
 				st.State, st.Reason = boxed.EgressDegraded, "the secret "+r.Binding.Secret+" has no value on this node, or was revoked"
 			}
@@ -361,7 +380,7 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 }
 
 func (k *Keeper) valueLocked(name string, b *boxEgress) (Value, bool) {
-	s := k.secretLocked(b.sandbox.Owner, b.admin, name)
+	s := k.secretLocked(b.sandbox.Owner, name)
 	if s == nil {
 		return Value{}, false
 	}
@@ -386,7 +405,7 @@ func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration) (*boxed.Egress
 		a.Until = k.cfg.Now().Add(d)
 	}
 	b.state.Allowed = append(slices.DeleteFunc(b.state.Allowed, func(o allowance) bool { return o.Host == host }), a)
-	if err := k.composeLocked(b); err != nil {
+	if err := k.composeLocked(b, true); err != nil {
 		b.state.Allowed = old
 		return nil, err
 	}
@@ -413,7 +432,7 @@ func (k *Keeper) expire() {
 	now := k.cfg.Now()
 	for _, b := range k.boxes {
 		if slices.ContainsFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) }) {
-			if err := k.composeLocked(b); err != nil {
+			if err := k.composeLocked(b, true); err != nil {
 				k.cfg.Log.Error("end what was allowed for a time", "sandbox", b.sandbox.ID, "err", err)
 			}
 		}

@@ -46,8 +46,10 @@ type Config struct {
 	// Ask asks the owner of a sandbox whether a connection may be made; it returns when it
 	// was answered or ctx ended. Nil: nobody is asked.
 	Ask func(ctx context.Context, q Question) bool
-	Log *slog.Logger
-	Now func() time.Time
+	// Relay connects by way of other nodes. Nil: there are none.
+	Relay Relay
+	Log   *slog.Logger
+	Now   func() time.Time
 }
 
 // Question is a connection that nobody has allowed yet.
@@ -88,18 +90,23 @@ func (t Times) Defaults() Times {
 	return t
 }
 
+// judgeFunc is [Judge.Judge].
+type judgeFunc = func(Host, netip.AddrPort) (boxed.EgressReason, string)
+
 // Proxy serves what leaves the sandboxes of one node. All methods are safe for concurrent
 // use.
 type Proxy struct {
 	cfg    Config
 	fronts *fronts
 	// What tests, whose world is on loopback, have otherwise.
-	judge func(Host, netip.AddrPort) (boxed.EgressReason, string)
+	judge judgeFunc
+	shut  judgeFunc // without openings, for what other nodes ask for
 	dial  func(context.Context, *net.Dialer, netip.AddrPort) (net.Conn, error)
 
 	mu       sync.Mutex
 	sessions map[boxed.ID]*session
-	frozen   func(*session) bool // nil: none
+	foreign  map[boxed.NodeID]*limiter // of what other nodes ask for
+	frozen   func(*session) bool       // nil: none
 }
 
 // New makes a Proxy. Close ends it.
@@ -112,7 +119,7 @@ func New(cfg Config) *Proxy {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Proxy{cfg: cfg, judge: cfg.Judge.Judge, dial: dialAddress, sessions: map[boxed.ID]*session{}}
+	p := &Proxy{cfg: cfg, judge: cfg.Judge.Judge, shut: cfg.Judge.WithoutOpenings().Judge, dial: dialAddress, sessions: map[boxed.ID]*session{}}
 	p.fronts = newFronts(p)
 	return p
 }
@@ -143,7 +150,9 @@ type session struct {
 	policy *Policy
 	tokens *placeholders
 	ca     *authority // nil: nothing is intercepted
-	live   map[*flow]bool
+	// heldHere: requests come from the node that has ended the sandbox's TLS.
+	heldHere bool
+	live     map[*flow]bool
 }
 
 // Session is what a sandbox's egress is made of.
@@ -251,10 +260,23 @@ func (s *session) rejudge() {
 		switch {
 		case frozen:
 			f.stop(&refusal{Reason: boxed.EgressFrozen})
+		case f.dec.revoked():
+			f.stop(refuse(boxed.EgressRevoked, "a secret that it may use was revoked"))
 		case !d.Allowed(), d.Mode() != f.mode, d.Mode() == boxed.EgressIntercept && ca == nil:
 			f.stop(&refusal{Reason: boxed.EgressChanged, Detail: "the policy has changed"})
 		}
 	}
+}
+
+// revoked reports whether a rule's secret has no value any more.
+func (d Decision) revoked() bool {
+	return slices.ContainsFunc(d.Rules, func(r *Rule) bool {
+		if r.Binding == nil || r.Binding.HeldBy != "" {
+			return false
+		}
+		_, ok := r.Binding.value()
+		return !ok
+	})
 }
 
 // refusal is why something is not done.
@@ -296,7 +318,10 @@ type flow struct {
 	ctx   context.Context
 	stop  context.CancelCauseFunc
 	done  func() // gives its place back
-	rec   boxed.EgressRecord
+	// foreign is a connection of another node's sandbox; private lets it have what the
+	// operator has opened.
+	foreign, private bool
+	rec              boxed.EgressRecord
 }
 
 // record begins a record of the session.
@@ -364,7 +389,7 @@ func (s *session) judge(ctx context.Context, host Host, port uint16) (Decision, 
 	if !dec.Allowed() {
 		return dec, &refusal{Reason: dec.Reason, Rule: dec.Rule}
 	}
-	if dec.Mode() == boxed.EgressIntercept && ca == nil { // ET14: OpenShell#2162
+	if dec.Mode() == boxed.EgressIntercept && ca == nil && !s.heldHere { // ET14: OpenShell#2162
 		return dec, refuse(boxed.EgressNoCredential, "the sandbox has no certificate authority")
 	}
 	return dec, nil

@@ -151,9 +151,11 @@ func (p *Policies) install() {
 	}
 	var held []egress.HeldSecret
 	for _, s := range secrets {
+		h := egress.HeldSecret{Secret: s.Secret}
 		if s.RevokedAt.IsZero() {
-			held = append(held, egress.HeldSecret{Secret: s.Secret, Read: p.reader(s)})
+			h.Read = p.reader(s)
 		}
+		held = append(held, h)
 	}
 	p.cfg.Keeper.SetSecrets(held)
 	p.cfg.Keeper.SetProfiles(profiles)

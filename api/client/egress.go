@@ -3,8 +3,10 @@ package client
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"iter"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -98,6 +100,15 @@ func (c *Client) EgressLog(ctx context.Context, f boxed.EgressFilter) iter.Seq2[
 // VerifyAudit checks the audit log of the node that answers.
 func (c *Client) VerifyAudit(ctx context.Context) (*boxed.AuditReport, error) {
 	return get[boxed.AuditReport](ctx, c, "/v1/egress/audit", nil)
+}
+
+// RelayEgress is for nodes only.
+func (c *Client) RelayEgress(ctx context.Context, r boxed.EgressRelay) (net.Conn, error) {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	return c.tunnelWith(ctx, "/v1/egress/relay", url.Values{"relay": {base64.RawURLEncoding.EncodeToString(raw)}}, r.Host)
 }
 
 // ListProfiles lists egress profiles.

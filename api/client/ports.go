@@ -40,7 +40,11 @@ func (c *Client) Dial(ctx context.Context, id boxed.ID, port uint16) (net.Conn, 
 
 // tunnelTo connects to what a path is the tunnel of.
 func (c *Client) tunnelTo(ctx context.Context, path, name string) (net.Conn, error) {
-	conn, err := c.dial(ctx, path, url.Values{}, nil)
+	return c.tunnelWith(ctx, path, url.Values{}, name)
+}
+
+func (c *Client) tunnelWith(ctx context.Context, path string, query url.Values, name string) (net.Conn, error) {
+	conn, err := c.dial(ctx, path, query, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,7 @@ type EgressConfig struct {
 	Self         []string
 	Ceiling      []string
 	Limits       egress.Limits
+	Exits        []string
 }
 
 func (c *EgressConfig) settings() []setting {
@@ -42,6 +43,7 @@ func (c *EgressConfig) settings() []setting {
 		{path: "egress.deny", value: &c.Deny, help: "hosts that no sandbox reaches, whatever its profile says; *.NAME is one label more"},
 		{path: "egress.self", value: &c.Self, help: "further addresses or prefixes that are ours and that no sandbox reaches: public ones behind NAT"},
 		{path: "egress.ceiling", value: &c.Ceiling, help: "hosts, or host:port, that owners may allow their sandboxes at most; *.NAME is one label more; none: any public host; admins' own profiles are not bounded"},
+		{path: "egress.exits", value: &c.Exits, help: "who may leave by this node, each as \"NODE PROFILE\" (an ID, or * for any node; * for any profile), with \"private\" behind it if egress.open is for them too; none: nobody"},
 		{path: "egress.limits.connections", value: &c.Limits.Connections, help: "connections of one sandbox at once"},
 		{path: "egress.limits.dials", value: &c.Limits.Dials, help: "connections of one sandbox per second"},
 		{path: "egress.limits.requests", value: &c.Limits.Requests, help: "requests of one sandbox per second, where the proxy reads them"},
@@ -85,6 +87,10 @@ func (c *EgressConfig) validate(v *checker) {
 		_, err := egress.ParsePrefixOrAddr(text)
 		v.want(err == nil, "egress.self", "%v", err)
 	}
+	for _, text := range c.Exits {
+		_, err := egress.ParseExit(text)
+		v.want(err == nil, "egress.exits", "%v", err)
+	}
 	_, err := egress.ParseCeiling(c.Ceiling)
 	v.want(err == nil, "egress.ceiling", "%v", err)
 }
@@ -95,6 +101,7 @@ type egressParts struct {
 	keeper *egress.Keeper
 	audit  *egress.Audit
 	own    *ownAddresses
+	relay  egress.Relay // the Node's, once there is one
 	// renewed is the Manager's, once there is one.
 	renewed func(boxed.ID, *boxed.EgressGrant)
 	asks    *node.Asks
@@ -135,7 +142,9 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 	}
 	p.asks = &node.Asks{Emit: func(e boxed.Event) { d.store.AppendEvent(e) }, Now: time.Now, Node: d.id}
 	p.proxy = egress.New(egress.Config{
-		Ask:  p.asks.Ask,
+		Ask: p.asks.Ask, Relay: func(ctx context.Context, to boxed.NodeID, owner string, r boxed.EgressRelay) (net.Conn, error) {
+			return p.relay(ctx, to, owner, r)
+		},
 		Node: d.id, Records: p.audit, Resolver: resolver, Judge: egress.NewJudge(judge), Roots: roots, ExtraRoots: extra,
 		Limits: c.Limits, Log: d.log,
 	})
@@ -149,6 +158,11 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 		return nil, err
 	}
 	ceiling, _ := egress.ParseCeiling(c.Ceiling)
+	var exits []egress.ExitRule
+	for _, text := range c.Exits {
+		e, _ := egress.ParseExit(text)
+		exits = append(exits, e)
+	}
 	var deny []egress.Pattern
 	for _, text := range c.Deny {
 		pattern, _ := egress.ParsePattern(text)
@@ -159,7 +173,7 @@ func (d *daemon) openEgress() (_ *egressParts, err error) {
 		life = 0
 	}
 	p.keeper = egress.NewKeeper(egress.KeeperConfig{
-		Proxy: p.proxy, Sealer: sealer, Default: c.defaultProfile(), HostDeny: deny, Ceiling: ceiling, Life: life, Log: d.log,
+		Proxy: p.proxy, Sealer: sealer, Default: c.defaultProfile(), HostDeny: deny, Ceiling: ceiling, Life: life, Log: d.log, Node: d.id, Exits: exits,
 		Renewed: func(id boxed.ID, grant *boxed.EgressGrant) { p.renewed(id, grant) },
 	})
 	if c.defaultProfile() == nil {

@@ -101,6 +101,7 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	mesh.node = n
+	d.egress.relay = n.Relay
 	d.egress.own.peers = mesh.addresses
 	policies, err := node.NewPolicies(node.PoliciesConfig{
 		KeysConfig: keysConfig(d.store, mesh.cluster, d.identity, node.ProfileKind, log),

@@ -129,13 +129,14 @@ const (
 	catRun    = "Run programs"
 	catLife   = "Sandboxes"
 	catFiles  = "Files and ports"
+	catReach  = "Egress and secrets"
 	catMesh   = "Nodes and clusters"
 	catWatch  = "Watch and check"
 	catAccess = "Keys and contexts"
 	catOther  = "Other"
 )
 
-var categories = []string{catRun, catLife, catFiles, catMesh, catWatch, catAccess, catOther}
+var categories = []string{catRun, catLife, catFiles, catReach, catMesh, catWatch, catAccess, catOther}
 
 // commands is the whole tree. A command's Usage is one line, its UsageText the
 // forms of its command line, its Description ends with "Examples:".
@@ -149,6 +150,7 @@ func (a *app) commands() *cli.Command {
 			a.cmdCreate(), a.cmdLs(), a.cmdGet(), a.cmdInspect(), a.cmdRm(), a.cmdWait(),
 			a.cmdRenew(), a.cmdKeep(), a.cmdUpdate(), a.cmdPause(), a.cmdResume(), a.cmdStats(),
 			a.cmdCp(), a.cmdFs(), a.cmdForward(), a.cmdPorts(),
+			a.cmdEgress(), a.cmdSecret(), a.cmdAudit(),
 			a.cmdNode(), a.cmdExplain(), a.cmdCluster(),
 			a.cmdEvents(), a.cmdReplay(), a.cmdSmoke(), a.cmdDoctor(),
 			a.cmdKey(), a.cmdSSHKey(), a.cmdSSHConfig(), a.cmdWhoami(), a.cmdContext(),

@@ -24,6 +24,7 @@ type stub struct {
 	boxed.Admin
 	boxed.SSH
 	boxed.Cluster
+	boxed.Policies
 	create func(context.Context, boxed.Spec) (*boxed.Sandbox, error)
 
 	mu        sync.Mutex

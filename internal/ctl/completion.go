@@ -31,7 +31,7 @@ func (a *app) cmdCompletion() *cli.Command {
 		Name: "completion", Category: catOther,
 		Usage:       "print a shell's completion script",
 		UsageText:   "boxedctl completion bash|zsh|fish",
-		Description: "Completes commands, flags, their values, and the names of sandboxes, nodes and contexts." + examples("source <(boxedctl completion bash)", "boxedctl completion zsh > ~/.zfunc/_boxedctl", "boxedctl completion fish > ~/.config/fish/completions/boxedctl.fish"),
+		Description: "Completes commands, flags, their values, and the names of sandboxes, nodes, profiles, secrets and contexts." + examples("source <(boxedctl completion bash)", "boxedctl completion zsh > ~/.zfunc/_boxedctl", "boxedctl completion fish > ~/.config/fish/completions/boxedctl.fish"),
 		Action: func(c *cli.Context) error {
 			shell, err := a.oneOperand(c, "the shell")
 			if err != nil {
@@ -126,8 +126,18 @@ func (a *app) flagValues(ctx context.Context, line *commandLine, name string) []
 		return boxed.Languages()
 	case "output":
 		return outputs
-	case "state", "for":
+	case "state":
 		return states
+	case "for":
+		if line.command.Name == "wait" {
+			return states
+		}
+	case "preset":
+		return presets
+	case "egress":
+		return a.listed(ctx, line, profileNames)
+	case "secret":
+		return a.listed(ctx, line, secretNames)
 	case "role":
 		return roles
 	case "context":
@@ -136,7 +146,7 @@ func (a *app) flagValues(ctx context.Context, line *commandLine, name string) []
 		}
 	case "sandbox", "near", "apart":
 		return a.sandboxNames(ctx, line)
-	case "node":
+	case "node", "held-by":
 		return a.fleetNames(ctx, line)
 	case "isolation":
 		return isolations
@@ -159,6 +169,25 @@ func (a *app) operandValues(ctx context.Context, line *commandLine) []string {
 		if len(line.operands) == 0 {
 			return a.fleetNames(ctx, line)
 		}
+	case "egress profile show", "egress profile rm":
+		return a.listed(ctx, line, profileNames)
+	case "egress thaw":
+		return a.listed(ctx, line, freezeIDs)
+	case "egress answer":
+		if len(line.operands) == 2 {
+			return verdicts
+		}
+		fallthrough
+	case "egress show", "egress set", "egress allow", "egress check", "egress log", "egress suggest", "egress ask":
+		if len(line.operands) == 0 {
+			return a.sandboxNames(ctx, line)
+		}
+	case "secret set":
+		if len(line.operands) == 0 {
+			return append(a.listed(ctx, line, secretNames), presets...)
+		}
+	case "secret revoke":
+		return a.listed(ctx, line, secretNames)
 	case "get", "rm":
 		return a.sandboxNames(ctx, line)
 	case "exec", "shell", "repl", "ps", "logs", "kill", "inspect", "wait", "renew", "update", "pause", "resume", "stats",
@@ -200,6 +229,47 @@ func (a *app) sandboxNames(ctx context.Context, line *commandLine) []string {
 		names = append(names, firstOf(sb.Name, sb.ID.Random()))
 	}
 	return names
+}
+
+// listed asks the node for names; nil if it does not answer in time.
+func (a *app) listed(ctx context.Context, line *commandLine, names func(context.Context, service) ([]string, error)) []string {
+	ctx, cancel := context.WithTimeout(ctx, completeWithin)
+	defer cancel()
+	svc, err := a.connectFor(line)
+	if err != nil {
+		return nil
+	}
+	list, err := names(ctx, svc)
+	if err != nil {
+		return nil
+	}
+	return list
+}
+
+func profileNames(ctx context.Context, svc service) (names []string, err error) {
+	list, err := svc.ListProfiles(ctx)
+	for _, p := range list {
+		names = append(names, p.Name)
+	}
+	return names, err
+}
+
+func secretNames(ctx context.Context, svc service) (names []string, err error) {
+	list, err := svc.ListSecrets(ctx)
+	for _, s := range list {
+		if s.RevokedAt.IsZero() {
+			names = append(names, s.Name)
+		}
+	}
+	return names, err
+}
+
+func freezeIDs(ctx context.Context, svc service) (ids []string, err error) {
+	list, err := svc.Freezes(ctx)
+	for _, f := range list {
+		ids = append(ids, f.ID)
+	}
+	return ids, err
 }
 
 // fleetNames are the nodes of the mesh.

@@ -87,9 +87,15 @@ func message(err error) string {
 	}
 	if field := e.Field(); field != "" {
 		name := field
-		if flag, ok := fieldFlags[field]; ok {
+		list, _, _ := strings.Cut(field, "[")
+		if flag, ok := fieldFlags[list]; ok {
 			name = flag
-			text = strings.Replace(text, field+":", flag+":", 1)
+			for _, said := range []string{field, list} {
+				if strings.Contains(text, said+":") {
+					text = strings.Replace(text, said+":", flag+":", 1)
+					break
+				}
+			}
 		}
 		if !strings.Contains(text, name) {
 			text = name + ": " + text
@@ -111,6 +117,10 @@ var fieldFlags = map[string]string{
 	"limits.home_bytes": "--home-size", "limits.tmp_bytes": "--tmp-size",
 	"limits.output_bytes": "--output-size", "limits.shm_bytes": "--shm-size",
 	"placement.node_labels": "--node-label", "placement.isolation": "--isolation", "placement.near": "--near", "placement.apart": "--apart",
+	"preset": "--preset", "hosts": "--host", "slot": "--slot", "paths": "--path", "methods": "--method", "author": "--author",
+	"may": "--may", "held_by": "--held-by", "source": "--from-env or --from-command", "value": "the value", "for": "--for", "limit": "--limit",
+	"egress.profile": "--egress", "egress.allow": "--allow", "egress.secrets": "--secret", "egress.repos": "--repo", "egress.on_deny": "--ask",
+	"allow": "--allow", "secrets": "--secret", "repos": "--repo",
 	"within": "--within", "listen": "--listen", "advertise": "--advertise", "token": "the token",
 }
 
@@ -256,6 +266,7 @@ var others = map[string]string{
 	"enter": "shell", "interact": "repl", "upload": "cp", "download": "cp", "copy": "cp", "images": "node", "info": "node",
 	"top": "stats", "extend": "renew", "port-forward": "forward", "describe": "inspect", "login": "context", "status": "get",
 	"nodes": "node", "cordon": "node", "drain": "node", "join": "cluster", "mesh": "cluster", "place": "explain",
+	"network": "egress", "firewall": "egress", "allow": "egress", "profile": "egress", "freeze": "egress",
 }
 
 // noSuchCommand is the action of a command that only has subcommands.

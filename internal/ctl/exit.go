@@ -13,7 +13,7 @@ import (
 // timeout(1) and docker run have them.
 const (
 	exitOK          = 0
-	exitFailed      = 1   // smoke, doctor, wait: what was checked is not so
+	exitFailed      = 1   // smoke, doctor, wait, egress check, audit verify: what was checked is not so
 	exitTimeout     = 124 // a timeout passed
 	exitBoxed       = 125 // boxed could not do it; no status of the program is known
 	exitCannotStart = 126 // the program is there and cannot be started
@@ -107,7 +107,7 @@ func exitCodes(color bool) string {
 	for _, row := range [][2]string{
 		{"0", "it worked; of run, exec, shell, repl, logs -f: the program ended with 0"},
 		{"n", "run, exec, shell, repl, logs -f: the program's own status, 128 + n if signal n ended it"},
-		{fmt.Sprint(exitFailed), "smoke, doctor: a check failed; wait: the sandbox ended first"},
+		{fmt.Sprint(exitFailed), "smoke, doctor, audit verify: a check failed; wait: the sandbox ended first; egress check: it is not allowed"},
 		{fmt.Sprint(exitTimeout), "a timeout passed: the program's (--timeout) or that of wait"},
 		{fmt.Sprint(exitBoxed), "boxed itself: a bad command line, no connection, a refusal, a lost link; nothing is known of the program"},
 		{"", "of explain: no node would take the sandbox"},

@@ -29,6 +29,7 @@ type fakeNode struct {
 
 	mu      sync.Mutex
 	fleet   fakeFleet
+	egress  fakeEgress
 	boxes   map[boxed.ID]*fakeBox
 	keys    []boxed.Key
 	events  []boxed.Event
@@ -37,8 +38,9 @@ type fakeNode struct {
 
 type fakeBox struct {
 	boxed.Sandbox
-	root  string
-	execs map[boxed.ExecID]*fakeExec
+	root   string
+	execs  map[boxed.ExecID]*fakeExec
+	egress *boxed.EgressSpec
 }
 
 const (
@@ -51,7 +53,7 @@ const (
 func startFake(dir string, onEnd func(func())) (endpoint string, err error) {
 	n := &fakeNode{dir: dir, boxes: map[boxed.ID]*fakeBox{}, changed: make(chan struct{})}
 	s, err := api.New(api.Config{
-		Service: n, Admin: n, Cluster: n, Auth: fakeKeys{}, Version: "fake",
+		Service: n, Admin: n, Cluster: n, Policies: n, SSH: fakeSSH{}, Auth: fakeKeys{}, Version: "fake",
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
@@ -118,8 +120,6 @@ func (n *fakeNode) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox,
 	switch {
 	case spec.Image == "no/such/image":
 		return nil, boxed.Errorf(boxed.CodeImage, "%s is not in any registry that this node reaches", spec.Image).With("reason", string(boxed.ImageNotFound))
-	case spec.Egress != nil:
-		return nil, boxed.Errorf(boxed.CodeUnavailable, "egress is not there yet").WithField("egress")
 	case spec.Limits.MemoryBytes > 64<<30:
 		return nil, boxed.Errorf(boxed.CodeExhausted, "no node has room").With("nodes", map[string]string{"fake": "1 GiB is free"})
 	}
@@ -134,6 +134,11 @@ func (n *fakeNode) Create(ctx context.Context, spec boxed.Spec) (*boxed.Sandbox,
 		Labels: spec.Labels, Template: spec.Template, Image: spec.Image, Env: spec.Env, Dir: spec.Dir, Runtime: spec.Runtime,
 		Limits: spec.Limits.Or(boxed.DefaultLimits()), TTL: spec.TTL, IdleTimeout: spec.IdleTimeout, CreatedAt: now, StartedAt: now, ActiveAt: now,
 	}}
+	if spec.Egress != nil {
+		if err := n.attachLocked(b, spec.Egress); err != nil {
+			return nil, err
+		}
+	}
 	if b.Labels == nil {
 		b.Labels = map[string]string{}
 	}
@@ -412,7 +417,8 @@ func (n *fakeNode) RevokeKey(ctx context.Context, id string) error {
 }
 
 var (
-	_ boxed.API     = (*fakeNode)(nil)
-	_ boxed.Admin   = (*fakeNode)(nil)
-	_ boxed.Cluster = (*fakeNode)(nil)
+	_ boxed.API      = (*fakeNode)(nil)
+	_ boxed.Admin    = (*fakeNode)(nil)
+	_ boxed.Cluster  = (*fakeNode)(nil)
+	_ boxed.Policies = (*fakeNode)(nil)
 )

@@ -194,6 +194,59 @@ func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
 	return e, nil
 }
 
+// gitHubProfile is the ready profile that reads named repositories.
+const gitHubProfile = "github"
+
+// codeHosts are the presets whose secrets can be limited to repositories.
+var codeHosts = []string{"github", "gitlab"}
+
+// limitSecrets leaves --repo and --read-only to the secrets of code hosts, where others
+// are given beside them. A secret that is alone is the node's to judge.
+func (a *app) limitSecrets(ctx context.Context, svc service, e *boxed.EgressSpec) error {
+	if e == nil || len(e.Secrets) == 0 || e.Secrets[0].Repos == nil && !e.Secrets[0].ReadOnly {
+		return nil
+	}
+	alone, forProfile, readOnly := len(e.Secrets) == 1, e.Repos != nil, e.Secrets[0].ReadOnly
+	if alone && !forProfile {
+		return nil
+	}
+	list, err := svc.ListSecrets(ctx)
+	if err != nil {
+		return err
+	}
+	var code, others, found []string
+	for i := range e.Secrets {
+		use := &e.Secrets[i]
+		preset := presetOf(list, use.Name)
+		found = append(found, use.Name+" ("+firstOf(preset, "there is none of this name")+")")
+		if slices.Contains(codeHosts, preset) {
+			code = append(code, use.Name)
+			continue
+		}
+		others = append(others, use.Name)
+		use.Repos, use.ReadOnly = nil, readOnly && alone
+	}
+	switch {
+	case len(code) > 0 && len(others) > 0 && readOnly:
+		a.notice("--read-only limits %s, and not %s", strings.Join(code, ", "), strings.Join(others, ", "))
+	case len(code) == 0 && !forProfile, len(code) == 0 && readOnly && !alone:
+		return usagef("--repo and --read-only limit secrets of code hosts, of the preset %s, and of these none is: %s", oneOf(codeHosts), strings.Join(found, ", ")).
+			hint("boxedctl secret ls shows their presets")
+	}
+	return nil
+}
+
+// presetOf is that of a secret by name, "" if there is none. Where owners have several of
+// one name, a code host's counts: it can be limited more.
+func presetOf(list []boxed.Secret, name string) (preset string) {
+	for _, s := range list {
+		if s.Name == name && s.RevokedAt.IsZero() && (preset == "" || slices.Contains(codeHosts, s.Preset)) {
+			preset = s.Preset
+		}
+	}
+	return preset
+}
+
 func parseLimits(c *cli.Context) (boxed.Limits, error) {
 	l := boxed.Limits{CPUs: c.Float64("cpus"), Processes: c.Int64("processes"), OpenFiles: c.Int64("open-files")}
 	for name, n := range map[string]float64{"cpus": l.CPUs, "processes": float64(l.Processes), "open-files": float64(l.OpenFiles)} {

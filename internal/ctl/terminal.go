@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"context"
 	"os"
 	"sync"
 
@@ -41,4 +42,29 @@ func makeRaw(f *os.File) (restore func(), err error) {
 	return sync.OnceFunc(func() {
 		_ = term.Restore(int(f.Fd()), state) // there is nothing left to try
 	}), nil
+}
+
+// readHidden reads a line that the terminal f does not show, until ctx ends. The terminal
+// is as it was then, though a read may be left behind.
+func readHidden(ctx context.Context, f *os.File) ([]byte, error) {
+	state, err := term.GetState(int(f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	type line struct {
+		text []byte
+		err  error
+	}
+	read := make(chan line, 1)
+	go func() {
+		text, err := term.ReadPassword(int(f.Fd()))
+		read <- line{text, err}
+	}()
+	select {
+	case l := <-read:
+		return l.text, l.err
+	case <-ctx.Done():
+		_ = term.Restore(int(f.Fd()), state) // there is nothing left to try
+		return nil, ctx.Err()
+	}
 }
