@@ -46,6 +46,7 @@ type internet struct {
 	certs   map[string]*tls.Certificate
 	handler http.Handler
 	servers []*http.Server
+	hosts   []*labHost
 }
 
 // seenRequest is what reached a server.
@@ -73,21 +74,7 @@ func newInternet(t *testing.T) *internet {
 		in.ip(in.far, "addr", "add", a.String()+"/32", "dev", "lan0")
 	}
 	for _, h := range []*labHost{in.host, in.far} {
-		in.ip(h, "route", "add", "default", "dev", "lan0")
-		other := in.far
-		if h == in.far {
-			other = in.host
-		}
-		in.work.Go(func() {
-			buf := make([]byte, 128<<10)
-			for {
-				n, err := h.tun.Read(buf)
-				if err != nil {
-					return
-				}
-				other.tun.Write(buf[:n])
-			}
-		})
+		in.join(h)
 	}
 	t.Cleanup(func() {
 		for _, s := range in.servers {
@@ -125,6 +112,44 @@ func (in *internet) newHost(addr string) *labHost {
 	in.ip(h, "addr", "add", addr+"/24", "dev", "lan0")
 	in.ip(h, "link", "set", "lan0", "mtu", "60000", "up")
 	in.ip(h, "link", "set", "lo", "up")
+	return h
+}
+
+// join carries what a host sends: to the host whose address it has, or else to the far one.
+func (in *internet) join(h *labHost) {
+	in.ip(h, "route", "add", "default", "dev", "lan0")
+	in.mu.Lock()
+	in.hosts = append(in.hosts, h)
+	in.mu.Unlock()
+	in.work.Go(func() {
+		buf := make([]byte, 128<<10)
+		for {
+			n, err := h.tun.Read(buf)
+			if err != nil {
+				return
+			}
+			if n < 20 || buf[0]>>4 != 4 {
+				continue
+			}
+			to := in.far
+			in.mu.Lock()
+			for _, other := range in.hosts {
+				if other.addr == netip.AddrFrom4([4]byte(buf[16:20])).String() {
+					to = other
+				}
+			}
+			in.mu.Unlock()
+			to.tun.Write(buf[:n])
+		}
+	})
+}
+
+// another is one more host for a node.
+func (in *internet) another(addr string) *labHost {
+	in.t.Helper()
+	h := in.newHost(addr)
+	in.join(h)
+	in.t.Cleanup(func() { h.tun.Close() })
 	return h
 }
 
@@ -310,9 +335,15 @@ func (in *internet) answer(query []byte) []byte {
 // node starts a node on the host.
 func (in *internet) node(args ...string) *node {
 	in.t.Helper()
+	return in.nodeOn(in.host, args...)
+}
+
+// nodeOn starts a node on one of the hosts.
+func (in *internet) nodeOn(h *labHost, args ...string) *node {
+	in.t.Helper()
 	needEngine(in.t)
 	n := &node{
-		t: in.t, dir: in.t.TempDir(), agent: filepath.Join(bin, "boxed-agent"), log: &safeBuffer{}, host: in.host, endpoint: "http://127.0.0.1:8080",
+		t: in.t, dir: in.t.TempDir(), agent: filepath.Join(bin, "boxed-agent"), log: &safeBuffer{}, host: h, endpoint: "http://127.0.0.1:8080",
 	}
 	roots := filepath.Join(in.t.TempDir(), "roots.pem")
 	if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: in.ca.Raw}), 0o644); err != nil {
@@ -330,4 +361,3 @@ func (n *node) egress(spec boxed.EgressSpec) *boxed.Sandbox {
 	n.t.Helper()
 	return n.create(boxed.Spec{Egress: &spec})
 }
-
