@@ -89,6 +89,7 @@ type verdict struct {
 	reason boxed.EgressReason
 	detail string
 	used   *Binding // whose placeholder was swapped
+	sign   *signing // what is still to be signed; nil: nothing
 }
 
 // placeholders knows those of one sandbox, by the whole token.
@@ -123,7 +124,7 @@ func (p *placeholders) swap(req *http.Request, rule *Rule, slots []Slot) verdict
 			return verdict{reason: boxed.EgressNoCredential, detail: "the secret " + rule.Binding.Secret + " has no value on this node"}
 		}
 	}
-	return verdict{reason: boxed.EgressAllowed, used: s.used}
+	return verdict{reason: boxed.EgressAllowed, used: s.used, sign: s.sign}
 }
 
 // swapping is one request in the works.
@@ -133,6 +134,7 @@ type swapping struct {
 	rule  *Rule
 	slots []Slot
 	used  *Binding
+	sign  *signing
 }
 
 func foreign(where string) *verdict {

@@ -161,7 +161,7 @@ func TestOtherAddressesAreTriedWhenTheFirstIsDead(t *testing.T) {
 
 // EA12: four addresses are tried, one after the other, and then it has failed.
 func TestFourAddressesAreTried(t *testing.T) {
-	r := newRig(t, times(func(x *egress.Times) { x.Stagger, x.Dial = 30 * time.Millisecond, 400 * time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) { x.Stagger, x.Dial = 30*time.Millisecond, 400*time.Millisecond }))
 	list := at("198.41.0.1", "198.41.0.2", "198.41.0.3", "198.41.0.4", "198.41.0.5", "198.41.0.6")
 	for _, a := range list {
 		r.world.silent[netip.AddrPortFrom(a, 443)] = true

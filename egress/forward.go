@@ -22,6 +22,7 @@ type forwarding struct {
 	scheme    string // of the destination
 	real      *scanner
 	rule      *Rule
+	sign      *signing
 	rec       boxed.EgressRecord
 	begun     time.Time
 	up, down  counter
@@ -196,6 +197,11 @@ func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	}
 	out.Body, out.GetBody = q.body(in), nil
 	out.Trailer = nil // nobody could judge what is in it before it has left
+	if q.sign != nil {
+		if r := q.sign.resign(q.f.ctx, out, q.f.s.proxy.cfg.Now()); r != nil {
+			return nil, r
+		}
+	}
 	return out, nil
 }
 
@@ -216,6 +222,7 @@ func (q *forwarding) credentials(out *http.Request) *refusal {
 	if v.reason != boxed.EgressAllowed {
 		return refuse(v.reason, "%s", v.detail)
 	}
+	q.sign = v.sign
 	if v.used != nil {
 		q.rec.Credential = v.used.Secret
 		if value, ok := v.used.value(); ok {

@@ -47,6 +47,7 @@ mount -t tmpfs tmpfs /run
 mkdir /run/boxed /run/bin
 cp "$1" /run/bin/boxed-agent
 mount --bind "$2" /run/boxed
+sysctl -qw net.ipv4.ip_unprivileged_port_start=0 2>/dev/null || echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start
 mount -t tmpfs -o mode=1777,size=64m,nr_inodes=20000 tmpfs /tmp
 ip link set lo up 2>/dev/null || true
 exec prlimit --nproc=256:256 setpriv --bounding-set=-all,+setuid,+setgid,+kill --inh-caps=-all --no-new-privs --clear-groups /run/bin/boxed-agent`
@@ -57,14 +58,22 @@ type sandbox struct {
 	dir    string
 	secret string
 	broken chan error
+	egress agent.EgressFunc
+	config agent.Config // besides what all have
 }
 
 func start(t testing.TB) *sandbox {
 	t.Helper()
+	return startWith(t, agent.Config{}, nil)
+}
+
+func startWith(t testing.TB, config agent.Config, egress agent.EgressFunc) *sandbox {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the agent is PID 1 of namespaces that the test makes")
 	}
-	s := &sandbox{dir: t.TempDir(), secret: "s3cret", broken: make(chan error, 1)}
+	s := &sandbox{dir: t.TempDir(), secret: "s3cret", broken: make(chan error, 1), egress: egress, config: config}
+	s.config.UID, s.config.Home = testUID, "/tmp"
 	s.listen(t, false)
 	cmd := exec.Command("unshare", "--pid", "--mount", "--net", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", setup, "sh", program, s.dir)
 	var log bytes.Buffer
@@ -91,8 +100,9 @@ func start(t testing.TB) *sandbox {
 func (s *sandbox) listen(t testing.TB, known bool) {
 	t.Helper()
 	host, err := agent.Listen(agent.HostConfig{
-		Dir: s.dir, Socket: "agent.sock", Secret: s.secret, Known: known,
-		Config: agent.Config{UID: testUID, Home: "/tmp"},
+		Egress: s.egress,
+		Dir:    s.dir, Socket: "agent.sock", Secret: s.secret, Known: known,
+		Config: s.config,
 		Broken: func(err error) { s.broken <- err },
 		Log:    slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})

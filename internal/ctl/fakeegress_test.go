@@ -240,6 +240,18 @@ func (n *fakeNode) AnswerEgress(ctx context.Context, id boxed.ID, r boxed.Egress
 	return nil
 }
 
+// giveUp ends the questions for a host, as if nobody had answered.
+func (n *fakeNode) giveUp(host string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, e := range n.egress.open {
+		if e.Message == host {
+			delete(n.egress.open, id)
+			n.emitLocked(boxed.EventEgressEnd, n.boxes[e.Sandbox], func(end *boxed.Event) { end.Question, end.Message, end.Reason = id, host, "nobody answered" })
+		}
+	}
+}
+
 func (n *fakeNode) EgressLog(ctx context.Context, f boxed.EgressFilter) iter.Seq2[boxed.EgressRecord, error] {
 	who := boxed.PrincipalFrom(ctx)
 	return func(yield func(boxed.EgressRecord, error) bool) {

@@ -51,13 +51,19 @@ const (
 
 // startFake serves a fake node and returns its endpoint.
 func startFake(dir string, onEnd func(func())) (endpoint string, err error) {
-	n := &fakeNode{dir: dir, boxes: map[boxed.ID]*fakeBox{}, changed: make(chan struct{})}
+	_, endpoint, err = serveFake(dir, onEnd)
+	return endpoint, err
+}
+
+// serveFake is startFake for who has something to do with the node itself.
+func serveFake(dir string, onEnd func(func())) (n *fakeNode, endpoint string, err error) {
+	n = &fakeNode{dir: dir, boxes: map[boxed.ID]*fakeBox{}, changed: make(chan struct{})}
 	s, err := api.New(api.Config{
 		Service: n, Admin: n, Cluster: n, Policies: n, SSH: fakeSSH{}, Auth: fakeKeys{}, Version: "fake",
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	hs := httptest.NewUnstartedServer(s)
 	hs.Config = s.HTTPServer()
@@ -70,7 +76,7 @@ func startFake(dir string, onEnd func(func())) (endpoint string, err error) {
 		hs.Close()
 		n.close()
 	})
-	return hs.URL, nil
+	return n, hs.URL, nil
 }
 
 type fakeKeys struct{}

@@ -153,12 +153,12 @@ func (a *app) words(text string) string {
 	if a.lobby == nil {
 		return text
 	}
-	root := a.lobbyCommands()
+	here, all := a.lobbyCommands().Subcommands, a.commands().Subcommands
 	return lobbyWords.ReplaceAllStringFunc(text, func(found string) string {
 		m := lobbyWords.FindStringSubmatch(found)
 		if m[1] != "" {
-			c := find(root.Subcommands, m[1])
-			if c == nil || c.Action == nil && m[2] != "" && find(c.Subcommands, m[2]) == nil {
+			c, whole := find(here, m[1]), find(all, m[1])
+			if c == nil || whole != nil && find(whole.Subcommands, m[2]) != nil && find(c.Subcommands, m[2]) == nil {
 				return found
 			}
 		}
