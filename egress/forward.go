@@ -49,18 +49,30 @@ func (q *forwarding) judge() *refusal {
 	if !q.sameHost() { // ET2, ET7: also on a connection that is kept
 		return refuse(boxed.EgressHost, "the request is for another host than the connection")
 	}
+	switch strings.ToUpper(r.Method) { // HTTP/2 has them too
+	case http.MethodConnect: // EF5: a tunnel within, which nobody would judge
+		return refuse(boxed.EgressInvalidRequest, "a CONNECT within a connection")
+	case http.MethodTrace, "TRACK": // ER2
+		return &refusal{Reason: boxed.EgressMethod, Detail: "the method gives back what it was sent, credentials too", Status: http.StatusMethodNotAllowed}
+	}
+	// EP3: not as of when the connection was opened.
+	policy, _, _ := q.f.s.now()
+	dec := policy.Decide(q.f.host, q.f.port)
+	if !dec.Allowed() || dec.Mode() != q.f.mode {
+		return refuse(boxed.EgressChanged, "the policy has changed")
+	}
 	path := r.URL.EscapedPath()
-	if q.f.dec.HasPaths() && !Canonical(path) {
+	if dec.HasPaths() && !Canonical(path) {
 		return refuse(boxed.EgressInvalidRequest, "a path that can be read in several ways, where rules name paths")
 	}
-	rule, reason := q.f.dec.Request(r.Method, path)
+	rule, reason := dec.Request(r.Method, path)
 	if rule == nil {
-		for _, other := range q.f.dec.Rules {
+		for _, other := range dec.Rules {
 			if other.Binding != nil && other.Binding.Limited && isGraphQL(path) {
 				reason = boxed.EgressGraphQL
 			}
 		}
-		return &refusal{Reason: reason, Detail: r.Method + " " + clip(path, 200), Rule: q.f.dec.Rule}
+		return &refusal{Reason: reason, Detail: r.Method + " " + clip(path, 200), Rule: dec.Rule}
 	}
 	q.rule, q.rec.Rule = rule, rule.String()
 	if up := r.Header.Get("Upgrade"); up != "" {
@@ -126,7 +138,7 @@ func (q *forwarding) serve() {
 	if err != nil {
 		r := q.failed(err)
 		writeRefusal(q.w, r, q.f.host.String())
-		q.ended(statusOf(r.Reason), r)
+		q.ended(r.status(), r)
 		return
 	}
 	defer resp.Body.Close()
@@ -135,7 +147,7 @@ func (q *forwarding) serve() {
 
 // refuse records and tells why nothing leaves.
 func (q *forwarding) refuse(r *refusal) {
-	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, statusOf(r.Reason)
+	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, r.status()
 	q.f.s.proxy.cfg.Records.Deny(q.rec)
 	writeRefusal(q.w, r, q.f.host.String())
 }

@@ -183,7 +183,7 @@ func writeRefusal(w http.ResponseWriter, r *refusal, host string) {
 	head.Set("Cache-Control", "no-store")
 	head.Set(ReasonHeader, string(r.Reason))
 	head.Set("Connection", "close") // a body that nobody wants is not read on
-	status := statusOf(r.Reason)
+	status := r.status()
 	if status == http.StatusTooManyRequests {
 		head.Set("Retry-After", "1")
 	}

@@ -198,7 +198,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 	if err != nil {
 		r := q.failed(err)
 		writeRefusal(q.w, r, q.f.host.String())
-		q.ended(statusOf(r.Reason), r)
+		q.ended(r.status(), r)
 		return
 	}
 	stop := context.AfterFunc(q.f.ctx, func() { conn.Close() })
@@ -231,7 +231,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 func (q *forwarding) fail(err error) {
 	r := q.failed(err)
 	writeRefusal(q.w, r, q.f.host.String())
-	q.ended(statusOf(r.Reason), r)
+	q.ended(r.status(), r)
 }
 
 // switched tells the program that the protocol has changed, and pumps.

@@ -284,6 +284,14 @@ type refusal struct {
 	Reason boxed.EgressReason
 	Detail string // for a person
 	Rule   string
+	Status int // of HTTP; 0: the reason's
+}
+
+func (r *refusal) status() int {
+	if r.Status != 0 {
+		return r.Status
+	}
+	return statusOf(r.Reason)
 }
 
 func (r *refusal) Error() string {

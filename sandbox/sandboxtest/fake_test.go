@@ -16,7 +16,8 @@ func TestTheFakeDriverPasses(t *testing.T) {
 		d.SetImage("debian", "sha256:1")
 		t.Cleanup(d.Close)
 		return sandboxtest.Fixture{
-			Driver: d, Node: "aaaaaaaaaaaaaaaa", Agent: "/nonexistent", Image: "debian",
+			NoEgress: true,
+			Driver:   d, Node: "aaaaaaaaaaaaaaaa", Agent: "/nonexistent", Image: "debian",
 			Languages: map[string]string{"bash": "echo hello"},
 			Crash: func(t *testing.T, id string) {
 				for container, box := range d.Boxes() {

@@ -30,6 +30,8 @@ type Fixture struct {
 	// Crash ends a container as if its first process had died, with a code other
 	// than 0. Nil: the driver has no such means.
 	Crash func(t *testing.T, containerID string)
+	// NoEgress says that the driver's sandboxes have no loopback of their own.
+	NoEgress bool
 }
 
 // Run runs the contract suite. newFixture is called once for each group of
@@ -38,6 +40,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 	t.Run("driver", func(t *testing.T) { runDriver(t, newFixture(t)) })
 	t.Run("sandbox", func(t *testing.T) { runSandbox(t, newFixture(t)) })
 	t.Run("life", func(t *testing.T) { runLife(t, newFixture(t)) })
+	t.Run("egress", func(t *testing.T) { runEgress(t, newFixture(t)) })
 }
 
 // limits are small enough for many sandboxes at once.
