@@ -55,8 +55,12 @@ type Keeper struct {
 	generation uint64
 	hash       string
 	profiles   map[string]*boxed.EgressProfile // by owner/name; the operator's have no owner
-	secrets    map[string]*held                // by owner/name
 	boxes      map[boxed.ID]*boxEgress
+
+	// A value is read by connections while mu is held, too: that of those that are judged
+	// anew. To replace the secrets takes both.
+	secretsMu sync.Mutex
+	secrets   map[string]*held // by owner/name; the map itself never changes
 }
 
 // held is a secret with its value, if this node has it.
@@ -144,13 +148,16 @@ func (k *Keeper) SetProfiles(list []boxed.EgressProfile) {
 func (k *Keeper) SetSecrets(list []HeldSecret) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.secrets = map[string]*held{}
+	secrets := map[string]*held{}
 	for _, s := range list {
 		h := &held{s.Secret, s.Read}
-		if have := k.secrets[h.key()]; have == nil || h.RevokedAt.IsZero() || !have.RevokedAt.IsZero() {
-			k.secrets[h.key()] = h
+		if have := secrets[h.key()]; have == nil || h.RevokedAt.IsZero() || !have.RevokedAt.IsZero() {
+			secrets[h.key()] = h
 		}
 	}
+	k.secretsMu.Lock()
+	k.secrets = secrets
+	k.secretsMu.Unlock()
 	k.renewLocked()
 }
 
@@ -210,9 +217,9 @@ func (k *Keeper) revokedLocked(owner, name string) *held {
 
 // valueOf is the value of a secret as it is now.
 func (k *Keeper) valueOf(owner, name string) (Value, bool) {
-	k.mu.Lock()
+	k.secretsMu.Lock()
 	s := k.secrets[owner+"/"+name]
-	k.mu.Unlock()
+	k.secretsMu.Unlock()
 	if s == nil || !s.RevokedAt.IsZero() {
 		return Value{}, false
 	}

@@ -208,7 +208,7 @@ func (p *Proxy) Freeze(which func(id boxed.ID, owner string, labels map[string]s
 	p.mu.Lock()
 	p.frozen = nil
 	if which != nil {
-		p.frozen = func(s *session) bool { return which(s.id, s.owner, s.labels) }
+		p.frozen = func(s *session) bool { return which(s.who()) }
 	}
 	all := slices.Collect(maps.Values(p.sessions))
 	p.mu.Unlock()
@@ -246,26 +246,43 @@ func (s *session) now() (*Policy, *placeholders, *authority) {
 	return s.policy, s.tokens, s.ca
 }
 
+// who is whose it is.
+func (s *session) who() (id boxed.ID, owner string, labels map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id, s.owner, s.labels
+}
+
 func (s *session) end(why boxed.EgressReason) { s.cancel(&refusal{Reason: why}) }
 
 // rejudge ends the connections that are no longer allowed. EP3: OpenShell#1118.
 func (s *session) rejudge() {
-	policy, _, ca := s.now()
-	frozen := s.proxy.isFrozen(s)
 	s.mu.Lock()
 	live := slices.Collect(maps.Keys(s.live))
 	s.mu.Unlock()
 	for _, f := range live {
-		d := policy.Decide(f.host, f.port)
-		switch {
-		case frozen:
-			f.stop(&refusal{Reason: boxed.EgressFrozen})
-		case f.dec.revoked():
-			f.stop(refuse(boxed.EgressRevoked, "a secret that it may use was revoked"))
-		case !d.Allowed(), d.Mode() != f.mode, d.Mode() == boxed.EgressIntercept && ca == nil:
-			f.stop(&refusal{Reason: boxed.EgressChanged, Detail: "the policy has changed"})
+		r := s.outdated(f)
+		if r == nil && f.dec.revoked() {
+			r = refuse(boxed.EgressRevoked, "a secret that it may use was revoked")
+		}
+		if r != nil {
+			f.stop(r)
 		}
 	}
+}
+
+// outdated is why a flow would not be opened any more, nil if it would.
+func (s *session) outdated(f *flow) *refusal {
+	policy, _, ca := s.now()
+	d := policy.Decide(f.host, f.port)
+	switch {
+	case s.proxy.isFrozen(s):
+		return &refusal{Reason: boxed.EgressFrozen}
+	case !d.Allowed(), d.Mode() != f.mode, d.Mode() == boxed.EgressIntercept && ca == nil && !s.heldHere,
+		f.dec.Rules[0].Raw && !d.Rules[0].Raw, f.dec.Rules[0].AllowECH && !d.Rules[0].AllowECH:
+		return refuse(boxed.EgressChanged, "the policy has changed")
+	}
+	return nil
 }
 
 // revoked reports whether a rule's secret has no value any more.
@@ -336,9 +353,7 @@ type flow struct {
 func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxed.EgressRecord {
 	policy, _, _ := s.now()
 	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: host, Port: port}
-	s.mu.Lock()
-	rec.Owner, rec.Labels = s.owner, s.labels
-	s.mu.Unlock()
+	_, rec.Owner, rec.Labels = s.who()
 	if policy != nil {
 		rec.Generation = policy.Generation
 	}
@@ -371,6 +386,10 @@ func (s *session) open(ctx context.Context, entry boxed.EgressEntry, host Host, 
 	s.mu.Lock()
 	s.live[f] = true
 	s.mu.Unlock()
+	if r := s.outdated(f); r != nil { // since it was judged, and before it could be ended
+		f.close()
+		return nil, f.deny(r)
+	}
 	return f, nil
 }
 
@@ -387,7 +406,8 @@ func (s *session) judge(ctx context.Context, host Host, port uint16) (Decision, 
 		defer cancel()
 		stop := context.AfterFunc(s.ctx, cancel)
 		defer stop()
-		if s.proxy.cfg.Ask(asking, Question{Sandbox: s.id, Owner: s.owner, Host: host.String(), Port: port}) {
+		_, owner, _ := s.who()
+		if s.proxy.cfg.Ask(asking, Question{Sandbox: s.id, Owner: owner, Host: host.String(), Port: port}) {
 			policy, _, ca = s.now()
 			dec = policy.Decide(host, port)
 		} else {

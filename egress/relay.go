@@ -69,7 +69,8 @@ func (f *flow) through(ctx context.Context, to boxed.NodeID, r boxed.EgressRelay
 	f.rec.Exit = to
 	ctx, cancel := context.WithTimeout(ctx, 2*f.s.proxy.cfg.Times.Dial)
 	defer cancel()
-	conn, err := f.s.proxy.cfg.Relay(ctx, to, f.s.owner, r)
+	_, owner, _ := f.s.who()
+	conn, err := f.s.proxy.cfg.Relay(ctx, to, owner, r)
 	if err == nil {
 		return conn, nil
 	}

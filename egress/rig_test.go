@@ -113,10 +113,11 @@ func (r *rig) secret(s boxed.Secret, value string) {
 	}
 	r.records.hide(value)
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	key := s.Owner + "/" + s.Name
 	r.secrets[key], r.values[key] = s, value
-	r.keeper.SetSecrets(r.heldLocked())
+	list := r.heldLocked()
+	r.mu.Unlock()
+	r.keeper.SetSecrets(list)
 }
 
 func (r *rig) heldLocked() (list []egress.HeldSecret) {
@@ -133,11 +134,12 @@ func (r *rig) heldLocked() (list []egress.HeldSecret) {
 // revoke ends the use of a secret.
 func (r *rig) revoke(owner, name string) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	s := r.secrets[owner+"/"+name]
 	s.RevokedAt = time.Now()
 	r.secrets[owner+"/"+name] = s
-	r.keeper.SetSecrets(r.heldLocked())
+	list := r.heldLocked()
+	r.mu.Unlock()
+	r.keeper.SetSecrets(list)
 }
 
 // box is a sandbox, as the programs in it see its egress.
