@@ -19,6 +19,11 @@ func (a interval) over(b interval) interval {
 	return interval{a.value / b.value, a.low / b.high, a.high / b.low}
 }
 
+// beyond is a difference. Its interval is the widest that both allow.
+func (a interval) beyond(b interval) interval {
+	return interval{a.value - b.value, a.low - b.high, a.high - b.low}
+}
+
 // aim is something that boxed wants to reach, always a comparison within one
 // run, or a bound on a machine like the one of the results.
 type aim struct {
@@ -112,6 +117,22 @@ func aims() []aim {
 			return get.med("ssh", boxedPool, "scp_mb_s").over(get.med("ssh", openssh, "scp_mb_s"))
 		}},
 		{"the prompt of ssh new@…, with a warm sandbox", less, 250, "ms", func(get getter) interval { return get.med("ssh", boxedPool, "new_prompt") }},
+		{"throughput of a tunnel out of a sandbox, of socat's", more, 0.7, "×", func(get getter) interval {
+			return get.med("egress", boxedPool, "tunnel_mb_s").over(get.med("egress", socat, "tunnel_mb_s"))
+		}},
+		{"the same, into the tunnel", more, 0.7, "×", func(get getter) interval {
+			return get.med("egress", boxedPool, "tunnel_up_mb_s").over(get.med("egress", socat, "tunnel_up_mb_s"))
+		}},
+		{"first byte of a streamed answer through a tunnel, later than without", less, 5, "ms", func(get getter) interval {
+			return get.med("egress", boxedPool, "first_byte").beyond(get.med("egress", direct, "first_byte"))
+		}},
+		{"the same, where the proxy reads the request", less, 5, "ms", func(get getter) interval {
+			return get.med("egress", boxedPool, "first_byte_intercept").beyond(get.med("egress", direct, "first_byte"))
+		}},
+		{"a warm create with an egress profile, beyond one without", less, 5, "ms", func(get getter) interval {
+			return get.med("egress", boxedPool, "create_egress").beyond(get.med("egress", boxedPool, "create_plain"))
+		}},
+		{"descriptors that 100,000 short connections leave open", less, 8, "", func(get getter) interval { return get.med("egress", boxedPool, "short_fds") }},
 	}
 }
 

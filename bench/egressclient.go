@@ -24,8 +24,8 @@ import (
 // the same one in a sandbox and on its host.
 const clientProgram = "client"
 
-// client is one who uses the servers outside, and measures from where it stands.
-type client struct {
+// visitor uses the servers outside, and measures from where it stands.
+type visitor struct {
 	to      string // "host:port", by which the server is known
 	at      string // where it is dialled instead, and not through a proxy; "": where its name says
 	bytes   int64
@@ -33,18 +33,18 @@ type client struct {
 	workers int
 }
 
-// clientCommand writes what it measured as a list in JSON; see the methods of client.
+// clientCommand writes what it measured as a list in JSON; see the methods of visitor.
 func clientCommand(args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
 		return errors.New("client: down, up, first, hold or short")
 	}
-	var c client
+	var v visitor
 	flags := flag.NewFlagSet("bench client", flag.ContinueOnError)
-	flags.StringVar(&c.to, "to", "", "host:port of the server")
-	flags.StringVar(&c.at, "at", "", "address:port to dial instead")
-	flags.Int64Var(&c.bytes, "bytes", 0, "of down and up")
-	flags.IntVar(&c.count, "count", 1, "connections, of first and short")
-	flags.IntVar(&c.workers, "workers", 4, "connections at once, of short")
+	flags.StringVar(&v.to, "to", "", "host:port of the server")
+	flags.StringVar(&v.at, "at", "", "address:port to dial instead")
+	flags.Int64Var(&v.bytes, "bytes", 0, "of down and up")
+	flags.IntVar(&v.count, "count", 1, "connections, of first and short")
+	flags.IntVar(&v.workers, "workers", 4, "connections at once, of short")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -52,15 +52,15 @@ func clientCommand(args []string, in io.Reader, out io.Writer) error {
 	var err error
 	switch args[0] {
 	case "down":
-		values, err = c.carry(askDown)
+		values, err = v.carry(askDown)
 	case "up":
-		values, err = c.carry(askUp)
+		values, err = v.carry(askUp)
 	case "first":
-		values, err = c.first()
+		values, err = v.first()
 	case "short":
-		values, err = c.short()
+		values, err = v.short()
 	case "hold":
-		return c.hold(in, out)
+		return v.hold(in, out)
 	default:
 		err = fmt.Errorf("client: %q is none of down, up, first, hold and short", args[0])
 	}
@@ -71,10 +71,10 @@ func clientCommand(args []string, in io.Reader, out io.Writer) error {
 }
 
 // dialer finds the server once, and dials it each time it is called.
-func (c *client) dialer() (func() (net.Conn, error), error) {
-	at := c.at
+func (v *visitor) dialer() (func() (net.Conn, error), error) {
+	at := v.at
 	if at == "" {
-		host, port, err := net.SplitHostPort(c.to)
+		host, port, err := net.SplitHostPort(v.to)
 		if err != nil {
 			return nil, err
 		}
@@ -93,8 +93,8 @@ func (c *client) dialer() (func() (net.Conn, error), error) {
 }
 
 // carry moves bytes over one connection, and measures megabytes per second.
-func (c *client) carry(what byte) ([]float64, error) {
-	dial, err := c.dialer()
+func (v *visitor) carry(what byte) ([]float64, error) {
+	dial, err := v.dialer()
 	if err != nil {
 		return nil, err
 	}
@@ -105,31 +105,31 @@ func (c *client) carry(what byte) ([]float64, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	if _, err := conn.Write(binary.BigEndian.AppendUint64([]byte{what}, uint64(c.bytes))); err != nil {
+	if _, err := conn.Write(binary.BigEndian.AppendUint64([]byte{what}, uint64(v.bytes))); err != nil {
 		return nil, err
 	}
 	if what == askUp {
-		if err := writeRaw(conn, c.bytes, content); err != nil {
+		if err := writeRaw(conn, v.bytes, content); err != nil {
 			return nil, err
 		}
 		if _, err := io.ReadFull(conn, content[:1]); err != nil {
 			return nil, fmt.Errorf("the server has not got it all: %w", err)
 		}
-	} else if err := readRaw(conn, c.bytes); err != nil {
+	} else if err := readRaw(conn, v.bytes); err != nil {
 		return nil, err
 	}
 	took := time.Since(from).Seconds()
 	if n, err := conn.Read(content); n != 0 || err != io.EOF {
-		return nil, fmt.Errorf("more than %d bytes came: %w", c.bytes, err)
+		return nil, fmt.Errorf("no end came after %d bytes, but %d and %v", v.bytes, n, err)
 	}
-	return []float64{float64(c.bytes) / 1e6 / took}, nil
+	return []float64{float64(v.bytes) / 1e6 / took}, nil
 }
 
 // first measures milliseconds from a request to the first byte of the answer's body, each on
 // a connection of its own, after one that does not count.
-func (c *client) first() (values []float64, err error) {
-	for i := range c.count + 1 {
-		took, err := c.firstByte()
+func (v *visitor) first() (values []float64, err error) {
+	for i := range v.count + 1 {
+		took, err := v.firstByte()
 		if err != nil {
 			return nil, err
 		}
@@ -140,17 +140,17 @@ func (c *client) first() (values []float64, err error) {
 	return values, nil
 }
 
-func (c *client) firstByte() (float64, error) {
+func (v *visitor) firstByte() (float64, error) {
 	t := &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: new(http.Protocols)}
 	t.Protocols.SetHTTP1(true) // what clients of such answers speak
-	if c.at != "" {
+	if v.at != "" {
 		t.Proxy = nil
 		t.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, c.at)
+			return new(net.Dialer).DialContext(ctx, network, v.at)
 		}
 	}
 	defer t.CloseIdleConnections()
-	req, err := http.NewRequest(http.MethodGet, "https://"+strings.TrimSuffix(c.to, ":443")+"/events", nil)
+	req, err := http.NewRequest(http.MethodGet, "https://"+strings.TrimSuffix(v.to, ":443")+"/events", nil)
 	if err != nil {
 		return 0, err
 	}
@@ -188,24 +188,24 @@ func oneByte(dial func() (net.Conn, error), what byte) (net.Conn, error) {
 
 // short makes connections that end after one byte each way, a few at once, and measures
 // seconds. The server ends first, so no port of this side's is held for a minute.
-func (c *client) short() ([]float64, error) {
-	dial, err := c.dialer()
+func (v *visitor) short() ([]float64, error) {
+	dial, err := v.dialer()
 	if err != nil {
 		return nil, err
 	}
 	var left, failed atomic.Int64
-	left.Store(int64(c.count))
+	left.Store(int64(v.count))
 	var why atomic.Value
 	var work sync.WaitGroup
 	from := time.Now()
-	for range c.workers {
+	for range v.workers {
 		work.Go(func() {
 			var end [1]byte
 			for left.Add(-1) >= 0 {
 				conn, err := oneByte(dial, askShort)
 				if err == nil {
 					if n, got := conn.Read(end[:]); n != 0 || got != io.EOF {
-						err = fmt.Errorf("no end came: %w", got)
+						err = fmt.Errorf("no end came, but %d bytes and %v", n, got)
 					}
 					conn.Close()
 				}
@@ -218,14 +218,14 @@ func (c *client) short() ([]float64, error) {
 	}
 	work.Wait()
 	if n := failed.Load(); n > 0 {
-		return nil, fmt.Errorf("%d of %d connections failed, one of them so: %s", n, c.count, why.Load())
+		return nil, fmt.Errorf("%d of %d connections failed, one of them so: %s", n, v.count, why.Load())
 	}
 	return []float64{time.Since(from).Seconds()}, nil
 }
 
 // hold opens as many more connections as each line that it reads says, and says when it has
 // them. It keeps them to the end of its input.
-func (c *client) hold(in io.Reader, out io.Writer) error {
+func (v *visitor) hold(in io.Reader, out io.Writer) error {
 	var held []net.Conn
 	defer func() {
 		for _, conn := range held {
@@ -240,7 +240,7 @@ func (c *client) hold(in io.Reader, out io.Writer) error {
 			return err
 		}
 		if len(held) == 0 {
-			if dial, err = c.dialer(); err != nil {
+			if dial, err = v.dialer(); err != nil {
 				return err
 			}
 		}

@@ -140,18 +140,29 @@ func (o *outside) newHost(name string, addresses ...string) (*netHost, error) {
 	return h, nil
 }
 
-// inside runs f on a thread that is in the host's network.
+// inside runs f on a thread that is in the host's network meanwhile.
 func (h *netHost) inside(f func() error) error {
+	home, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	ns, err := os.Open("/var/run/netns/" + h.ns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		ns, err := os.Open("/var/run/netns/" + h.ns)
-		if err == nil {
-			defer ns.Close()
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-		}
+		runtime.LockOSThread()
+		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
 		if err == nil {
 			err = f()
+		}
+		// A thread that cannot go back ends with this goroutine. No other may: it could be one that has started a
+		// program, which would end too (Pdeathsig).
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
+			runtime.UnlockOSThread()
 		}
 		result <- err
 	}()

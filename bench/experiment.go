@@ -40,6 +40,7 @@ func experiments() []experiment {
 		{name: "files", columns: filesColumns, run: files},
 		{name: "mesh", columns: meshColumns, run: mesh},
 		{name: "ssh", columns: sshColumns, run: front},
+		{name: "egress", columns: egressColumns, run: leaving},
 	}
 	for _, e := range list {
 		if slices.Contains(alsoBusy, e.name) {

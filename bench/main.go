@@ -8,6 +8,7 @@
 //
 //	bench [-quick] [-only lifecycle,exec] [-out DIR]   measures
 //	bench report                                       writes docs/benchmarks.md and its plots
+//	bench client                                       is what egress runs in a sandbox and beside it
 //
 // Start reading at experiments in experiment.go; systems.go has what is compared.
 package main
@@ -41,6 +42,9 @@ func main() {
 func program(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) > 0 && args[0] == "report" {
 		return reportCommand(args[1:], stderr)
+	}
+	if len(args) > 0 && args[0] == clientProgram {
+		return clientCommand(args[1:], os.Stdin, stdout)
 	}
 	root, err := repository()
 	if err != nil {

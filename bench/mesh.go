@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -24,14 +23,7 @@ const boxedMesh = boxedPool
 
 // meshTrial is a trial of which only some columns were measured.
 func meshTrial(s *sheet, i int, err error, measured map[string]float64) {
-	values := make([]float64, len(s.columns))
-	for c, name := range s.columns {
-		values[c] = math.NaN()
-		if v, ok := measured[name]; ok {
-			values[c] = v
-		}
-	}
-	s.add(i, boxedMesh, err, values...)
+	s.addSome(i, boxedMesh, err, measured)
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -33,7 +33,8 @@ type node struct {
 	cmd      *exec.Cmd
 	ended    chan error
 	nodeID   boxed.NodeID
-	pool     int // warm sandboxes when it rests
+	host     *netHost // nil: this one
+	pool     int      // warm sandboxes when it rests
 }
 
 // settings is what differs among the experiments; what it leaves open is the
@@ -46,6 +47,8 @@ type settings struct {
 	number        int     // of a node of a mesh: it has users and a port of its own
 	ssh           string  // address of the SSH front door; "": none
 	authorized    string  // file of keys that it knows
+	host          *netHost
+	egress        map[string]any // its section of the configuration
 }
 
 // defaultPool is the pool of a node that was told nothing.
@@ -68,7 +71,7 @@ func (s settings) config(image, mesh string) []byte {
 	if s.authorized != "" {
 		door["authorized_keys"] = map[string]any{"admin": s.authorized}
 	}
-	text, _ := json.MarshalIndent(map[string]any{ // plain data always encodes
+	all := map[string]any{
 		"log": map[string]any{"level": "warn"},
 		// Apart from those of a node that runs here already: what the kernel counts by user must be this node's.
 		"uid_range": map[string]any{"first": 310_000 + 20_000*s.number, "last": 329_999 + 20_000*s.number},
@@ -78,7 +81,11 @@ func (s settings) config(image, mesh string) []byte {
 		"capacity":  capacity,
 		"pool":      pool,
 		"templates": map[string]any{boxed.DefaultTemplate: template},
-	}, "", "  ")
+	}
+	if s.egress != nil {
+		all["egress"] = s.egress
+	}
+	text, _ := json.MarshalIndent(all, "", "  ") // plain data always encodes
 	return text
 }
 
@@ -88,7 +95,7 @@ func (r *rig) startNode(ctx context.Context, s settings) (_ *node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &node{r: r, dir: filepath.Join(dir, "data"), log: filepath.Join(dir, "log"), pool: s.pool}
+	n := &node{r: r, dir: filepath.Join(dir, "data"), log: filepath.Join(dir, "log"), pool: s.pool, host: s.host}
 	config := filepath.Join(dir, "node.yaml")
 	address, err := freeAddress()
 	if err != nil {
@@ -115,7 +122,11 @@ func (n *node) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	n.cmd = exec.Command(filepath.Join(n.r.bin, "boxed-node"), n.args...)
+	argv := append([]string{filepath.Join(n.r.bin, "boxed-node")}, n.args...)
+	if n.host != nil {
+		argv = n.host.argv(argv[0], argv[1:]...)
+	}
+	n.cmd = exec.Command(argv[0], argv[1:]...)
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	// Its own group: a Ctrl-C is for this program, which ends the node when it has tidied up.
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -149,6 +160,11 @@ func freeAddress() (string, error) {
 }
 
 func (n *node) connect(ctx context.Context, endpoint string) error {
+	web, cfg := http.DefaultClient, client.Config{Endpoint: endpoint}
+	if n.host != nil {
+		cfg.DialContext = n.host.dial
+		web = &http.Client{Transport: &http.Transport{DialContext: n.host.dial, DisableKeepAlives: true}}
+	}
 	answer := "" // the last one
 	err := until(ctx, 2*time.Minute, "boxed-node to be ready", func() (bool, error) {
 		select {
@@ -157,7 +173,7 @@ func (n *node) connect(ctx context.Context, endpoint string) error {
 			return false, fmt.Errorf("boxed-node ended: %v", err)
 		default:
 		}
-		resp, err := http.Get(endpoint + "/readyz")
+		resp, err := web.Get(endpoint + "/readyz")
 		if err != nil {
 			answer = err.Error()
 			return false, nil
@@ -174,7 +190,8 @@ func (n *node) connect(ctx context.Context, endpoint string) error {
 	if err != nil {
 		return err
 	}
-	if n.Client, err = client.New(client.Config{Endpoint: endpoint, APIKey: strings.TrimSpace(string(key))}); err != nil {
+	cfg.APIKey = strings.TrimSpace(string(key))
+	if n.Client, err = client.New(cfg); err != nil {
 		return err
 	}
 	info, err := n.NodeInfo(ctx)

@@ -31,6 +31,12 @@ func anon(pid int) (float64, error) {
 	return procKiB(fmt.Sprintf("/proc/%d/status", pid), "RssAnon")
 }
 
+// descriptors is how many a process has open.
+func descriptors(pid int) (float64, error) {
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return float64(len(list)), err
+}
+
 // shimPSS is the memory of a container's shim, the parent of its first process,
 // with what it shares divided among those who share it.
 func shimPSS(pid int) (float64, error) {

@@ -69,6 +69,18 @@ func (s *sheet) add(i int, system string, err error, values ...float64) {
 	}
 }
 
+// addSome records a trial in which only some columns were measured.
+func (s *sheet) addSome(i int, system string, err error, measured map[string]float64) {
+	values := make([]float64, len(s.columns))
+	for c, name := range s.columns {
+		values[c] = math.NaN()
+		if v, ok := measured[name]; ok {
+			values[c] = v
+		}
+	}
+	s.add(i, system, err, values...)
+}
+
 // failed counts the trials that failed.
 func (s *sheet) failed() (n int) {
 	s.mu.Lock()

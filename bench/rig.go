@@ -141,11 +141,18 @@ func (r *rig) removeNetworks(ctx context.Context) error {
 func (r *rig) build(ctx context.Context) error {
 	r.say("building the programs")
 	for name, pkg := range map[string]string{"boxed-agent": "./agent/boxed-agent", "boxed-tools": "./agent/boxed-tools", "boxed-node": "./cmd/boxed-node"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=bench", "-o", filepath.Join(r.bin, name), pkg)
-		cmd.Dir, cmd.Env = r.root, append(os.Environ(), "CGO_ENABLED=0")
-		if text, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build %s: %w\n%s", pkg, err, text)
+		if err := r.buildOne(ctx, filepath.Join(r.bin, name), pkg); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func (r *rig) buildOne(ctx context.Context, path, pkg string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=bench", "-o", path, pkg)
+	cmd.Dir, cmd.Env = r.root, append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, text)
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -132,14 +131,7 @@ func (r *rig) sshTurns(ctx context.Context, s *sheet, paths []sshPath, rounds in
 			if round < 0 {
 				continue
 			}
-			values := make([]float64, len(s.columns))
-			for c, name := range s.columns {
-				values[c] = math.NaN()
-				if v, ok := measured[name]; ok {
-					values[c] = v
-				}
-			}
-			s.add(round, p.name, err, values...)
+			s.addSome(round, p.name, err, measured)
 		}
 	}
 }
@@ -207,11 +199,16 @@ func (p sshPath) copies(ctx context.Context, file string, megabytes float64) (ma
 
 // run runs a program that must work.
 func run(ctx context.Context, out io.Writer, name string, args ...string) error {
-	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdout, cmd.Stderr = out, &errs
+	cmd.Stdout = out
+	return runCommand(cmd)
+}
+
+func runCommand(cmd *exec.Cmd) error {
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(errs.Bytes()))
+		return fmt.Errorf("%s: %w: %s", cmd.Args[0], err, bytes.TrimSpace(errs.Bytes()))
 	}
 	return nil
 }

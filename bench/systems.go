@@ -34,7 +34,7 @@ const (
 
 // systemOrder is that of tables and plots.
 var systemOrder = []string{
-	dockerStock, dockerHardened, dockerOurs, dockerCP, openssh, boxedCold, boxedWarm, boxedDriver, boxedHTTP, boxedStream, boxedPool,
+	dockerStock, dockerHardened, dockerOurs, dockerCP, openssh, direct, socat, boxedCold, boxedWarm, boxedDriver, boxedHTTP, boxedStream, boxedPool,
 	burstFull, burstEmpty, memoryPooled, memoryUsed, memoryIdle,
 }
 

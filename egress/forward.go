@@ -246,11 +246,11 @@ func (q *forwarding) credentials(out *http.Request) *refusal {
 
 // body is the request's, sent once: net/http sends nothing twice that it cannot get anew.
 func (q *forwarding) body(in *http.Request) io.ReadCloser {
-	if in.Body == nil || in.Body == http.NoBody {
-		if in.Method == http.MethodGet || in.Method == http.MethodHead || in.Method == http.MethodOptions {
+	if in.Body == nil || in.Body == http.NoBody || in.ContentLength == 0 { // HTTP/2 always has one
+		if in.Header.Get("Idempotency-Key") == "" && in.Header.Get("X-Idempotency-Key") == "" {
 			return http.NoBody
 		}
-		return io.NopCloser(strings.NewReader(""))
+		return io.NopCloser(strings.NewReader("")) // or net/http would take that for leave to send it twice
 	}
 	return &counted{ReadCloser: in.Body, c: &q.up}
 }

