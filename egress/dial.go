@@ -16,6 +16,16 @@ import (
 // maxTries is how many of a name's addresses are tried.
 const maxTries = 4
 
+// reach makes a flow's first connection, which is on its record. There may be more later,
+// at once.
+func (f *flow) reach(ctx context.Context) (net.Conn, *refusal) {
+	conn, r := f.connect(ctx)
+	if r == nil && f.rec.Exit == "" {
+		f.rec.Address = conn.RemoteAddr().String()
+	}
+	return conn, r
+}
+
 // connect resolves the flow's host once, judges every answer, and dials what it judged.
 func (f *flow) connect(ctx context.Context) (net.Conn, *refusal) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -40,7 +50,6 @@ func (f *flow) connect(ctx context.Context) (net.Conn, *refusal) {
 		}
 		return nil, asRefusal(err, boxed.EgressConnectFailed)
 	}
-	f.rec.Address = conn.RemoteAddr().String()
 	return conn, nil
 }
 

@@ -5,9 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -32,11 +35,11 @@ type forwarding struct {
 type counter struct {
 	f  *flow
 	up bool
-	n  int64
+	n  atomic.Int64 // a body may still be read when its answer has ended
 }
 
 func (c *counter) pass(n int) error {
-	c.n += int64(n)
+	c.n.Add(int64(n))
 	return c.f.s.limiter.passed(c.f.ctx, c.up, n)
 }
 
@@ -113,7 +116,7 @@ func (q *forwarding) sameHost() bool {
 // serve judges the request, swaps its credential, sends it on and streams the answer.
 func (q *forwarding) serve() {
 	q.begun = time.Now()
-	q.up, q.down = counter{f: q.f, up: true}, counter{f: q.f}
+	q.up.f, q.up.up, q.down.f = q.f, true, q.f
 	q.rec = q.f.rec
 	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(q.in.URL.EscapedPath(), 512)
 	if r := q.judge(); r != nil {
@@ -134,7 +137,9 @@ func (q *forwarding) serve() {
 		q.upgrade(out)
 		return
 	}
-	resp, err := q.transport.RoundTrip(out)
+	resp, err := q.transport.RoundTrip(out.WithContext(httptrace.WithClientTrace(out.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { q.connected(info.Conn) },
+	})))
 	if err != nil {
 		r := q.failed(err)
 		writeRefusal(q.w, r, q.f.host.String())
@@ -143,6 +148,13 @@ func (q *forwarding) serve() {
 	}
 	defer resp.Body.Close()
 	q.ended(resp.StatusCode, q.answer(resp))
+}
+
+// connected notes the address that the request goes to, for the record of its end.
+func (q *forwarding) connected(conn net.Conn) {
+	if q.rec.Exit == "" {
+		q.rec.Address = conn.RemoteAddr().String()
+	}
 }
 
 // refuse records and tells why nothing leaves.
@@ -170,7 +182,7 @@ func (q *forwarding) failed(err error) *refusal {
 func (q *forwarding) ended(status int, err error) {
 	rec := q.rec
 	rec.At, rec.End, rec.Status = q.f.s.proxy.cfg.Now(), true, status
-	rec.Up, rec.Down, rec.MS = q.up.n, q.down.n, time.Since(q.begun).Milliseconds()
+	rec.Up, rec.Down, rec.MS = q.up.n.Load(), q.down.n.Load(), time.Since(q.begun).Milliseconds()
 	if r := (*refusal)(nil); errors.As(err, &r) {
 		rec.Reason, rec.Detail = r.Reason, r.Detail
 	} else if err != nil {

@@ -141,7 +141,7 @@ func (h *proxyHandler) connect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer f.close()
-	upstream, refused := f.connect(r.Context())
+	upstream, refused := f.reach(r.Context())
 	if refused != nil {
 		writeRefusal(w, f.deny(refused), host.String())
 		return

@@ -1,15 +1,9 @@
 package egress_test
 
 import (
-	"bytes"
 	"crypto/tls"
-	"io"
-	"net"
 	"strings"
 	"testing"
-
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/boxed-mesh/boxed"
 )
@@ -102,38 +96,6 @@ func TestARequestOfHTTP2ThatNamesTwoHosts(t *testing.T) {
 		}
 	} else if status != "" && !strings.HasPrefix(status, "4") {
 		t.Errorf("the status is %q", status)
-	}
-}
-
-// rawH2 sends one request of just these fields and returns its status; "" is for a stream
-// that was reset.
-func rawH2(t *testing.T, conn net.Conn, fields [][2]string) string {
-	t.Helper()
-	io.WriteString(conn, http2.ClientPreface)
-	f := http2.NewFramer(conn, conn)
-	f.WriteSettings()
-	var block bytes.Buffer
-	e := hpack.NewEncoder(&block)
-	for _, field := range fields {
-		e.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
-	}
-	f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true})
-	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	for {
-		frame, err := f.ReadFrame()
-		if err != nil {
-			t.Fatalf("read the answer: %v", err)
-		}
-		switch frame := frame.(type) {
-		case *http2.SettingsFrame:
-			if !frame.IsAck() {
-				f.WriteSettingsAck()
-			}
-		case *http2.MetaHeadersFrame:
-			return frame.PseudoValue("status")
-		case *http2.RSTStreamFrame:
-			return ""
-		}
 	}
 }
 

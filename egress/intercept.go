@@ -201,6 +201,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 		q.ended(r.status(), r)
 		return
 	}
+	q.connected(conn)
 	stop := context.AfterFunc(q.f.ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
@@ -257,7 +258,8 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 		Idle: t.Idle, Drain: t.Drain,
 		Passed: func(up bool, n int) error { return q.f.s.limiter.passed(q.f.ctx, up, n) },
 	})
-	q.up.n, q.down.n = res.Up, res.Down
+	q.up.n.Store(res.Up)
+	q.down.n.Store(res.Down)
 	q.ended(resp.StatusCode, asEnd(q.f.ctx, res.Err))
 }
 

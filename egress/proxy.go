@@ -150,7 +150,7 @@ type session struct {
 	policy *Policy
 	tokens *placeholders
 	ca     *authority // nil: nothing is intercepted
-	canary string // a name that its own agent asks for
+	canary string     // a name that its own agent asks for
 	// heldHere: requests come from the node that has ended the sandbox's TLS.
 	heldHere bool
 	live     map[*flow]bool
@@ -239,6 +239,14 @@ func (p *Proxy) isFrozen(s *session) bool {
 	frozen := p.frozen
 	p.mu.Unlock()
 	return frozen != nil && frozen(s)
+}
+
+// isCanary finds the name by which the sandbox's own agent looks whether what is denied is:
+// whatever the policy says of it.
+func (s *session) isCanary(host Host) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.canary != "" && host.String() == s.canary
 }
 
 // now is what is in force.
@@ -387,6 +395,7 @@ func (s *session) open(ctx context.Context, entry boxed.EgressEntry, host Host, 
 	f.ctx, f.stop = context.WithCancelCause(s.ctx)
 	f.rec = s.record(entry, host.String(), port)
 	f.rec.Rule = dec.Rule
+	f.rec.Exit, _ = f.by()
 	s.mu.Lock()
 	s.live[f] = true
 	s.mu.Unlock()
@@ -404,6 +413,9 @@ func (s *session) judge(ctx context.Context, host Host, port uint16) (Decision, 
 	}
 	policy, _, ca := s.now()
 	dec := policy.Decide(host, port)
+	if s.isCanary(host) {
+		return Decision{}, &refusal{Reason: boxed.EgressNotListed}
+	}
 	unlisted := dec.Reason == boxed.EgressNotListed || dec.Reason == boxed.EgressPort
 	if unlisted && policy.OnDeny == boxed.DenyAsk && s.proxy.cfg.Ask != nil {
 		asking, cancel := context.WithTimeout(ctx, boxed.EgressAskLimit)
@@ -490,6 +502,8 @@ func (p *Proxy) Resolve(id boxed.ID, intent boxed.EgressIntent) (code int, ports
 	policy, _, _ := s.now()
 	d := policy.Known(host)
 	switch {
+	case s.isCanary(host):
+		return noName, nil
 	case p.isFrozen(s):
 		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressFrozen, ""))
 		return noName, nil
@@ -543,7 +557,7 @@ func (s *session) serveName(ctx context.Context, intent boxed.EgressIntent, conn
 		return
 	}
 	defer f.close()
-	upstream, r := f.connect(ctx)
+	upstream, r := f.reach(ctx)
 	if r != nil {
 		opened(f.deny(r))
 		return

@@ -66,7 +66,6 @@ func (f *flow) through(ctx context.Context, to boxed.NodeID, r boxed.EgressRelay
 	if f.s.proxy.cfg.Relay == nil {
 		return nil, refuse(away, "this node is in no cluster, and %s is %s", what, to)
 	}
-	f.rec.Exit = to
 	ctx, cancel := context.WithTimeout(ctx, 2*f.s.proxy.cfg.Times.Dial)
 	defer cancel()
 	_, owner, _ := f.s.who()
@@ -112,7 +111,7 @@ func (k *Keeper) Foreign(ctx context.Context, origin boxed.NodeID, owner string,
 		return nil, refused(rf)
 	}
 	f.foreign, f.private = true, private
-	conn, rf := f.connect(ctx)
+	conn, rf := f.reach(ctx)
 	if rf != nil {
 		defer f.close()
 		return nil, refused(f.deny(rf))
@@ -278,7 +277,7 @@ func (c *foreignConn) CloseWrite() error {
 func (c *foreignConn) Close() error {
 	err := c.Conn.Close()
 	if c.f != nil {
-		c.f.ended(c.up.n, c.down.n, nil)
+		c.f.ended(c.up.n.Load(), c.down.n.Load(), nil)
 		c.f.close()
 		c.f = nil
 	}

@@ -47,7 +47,7 @@ func (s *session) serveSOCKS(ctx context.Context, conn Conn) {
 		return
 	}
 	defer f.close()
-	upstream, r := f.connect(ctx)
+	upstream, r := f.reach(ctx)
 	if r != nil {
 		writeSOCKS(conn, socksReply(f.deny(r).Reason))
 		return

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -322,4 +324,33 @@ func TestTheEndOfOneSideOfAWebSocketIsPassedOn(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Requests that are made at once, over connections that are made at once.
+func TestRequestsAtOnce(t *testing.T) {
+	r := newRig(t)
+	all := make(chan struct{})
+	var waiting atomic.Int32
+	r.site("api.example.com", func(w http.ResponseWriter, req *http.Request) {
+		if waiting.Add(1) == 8 {
+			close(all)
+		}
+		<-all
+		io.Copy(w, req.Body)
+	}, oldHTTP)
+	b := r.ruled(intercepted("api.example.com"))
+	c := b.client(boxed.EntryHTTP, "h2")
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			text := fmt.Sprintf("request %d", i)
+			if a := send(t, c, request(t, "POST", "https://api.example.com/", text)); a.body != text {
+				t.Errorf("%q is answered with %d %q", text, a.StatusCode, a.body)
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(r.records.of(func(rec boxed.EgressRecord) bool { return isOpened(rec) && rec.Method == "POST" })); n != 8 {
+		t.Errorf("%d requests are on the record", n)
+	}
 }

@@ -49,18 +49,32 @@ func TestAnswersOfEveryShapeArriveWhole(t *testing.T) {
 		body   string
 		write  http.HandlerFunc
 	}{
-		"/length":   {200, "hello", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "5"); io.WriteString(w, "hello") }},
-		"/chunks":   {200, "hello", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hel"); w.(http.Flusher).Flush(); io.WriteString(w, "lo") }},
-		"/empty":    {200, "", func(http.ResponseWriter, *http.Request) {}},
-		"/nothing":  {204, "", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }},
-		"/same":     {304, "", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("ETag", `"1"`); w.WriteHeader(304) }},
-		"/moved":    {302, "", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Location", "/x"); w.WriteHeader(302) }},
-		"/gone":     {404, "no", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404); io.WriteString(w, "no") }},
-		"/failed":   {500, "bad", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500); io.WriteString(w, "bad") }},
-		"/unheard":  {799, "odd", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(799); io.WriteString(w, "odd") }},
-		"/early":    {200, "late", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(103); w.WriteHeader(100); io.WriteString(w, "late") }},
-		"/many":     {200, strings.Repeat("x", 300_000), func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("x", 300_000)) }},
-		"/nochunks": {200, "whole", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/x"); io.WriteString(w, "whole") }},
+		"/length": {200, "hello", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "5")
+			io.WriteString(w, "hello")
+		}},
+		"/chunks": {200, "hello", func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "hel")
+			w.(http.Flusher).Flush()
+			io.WriteString(w, "lo")
+		}},
+		"/empty":   {200, "", func(http.ResponseWriter, *http.Request) {}},
+		"/nothing": {204, "", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }},
+		"/same":    {304, "", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("ETag", `"1"`); w.WriteHeader(304) }},
+		"/moved":   {302, "", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Location", "/x"); w.WriteHeader(302) }},
+		"/gone":    {404, "no", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404); io.WriteString(w, "no") }},
+		"/failed":  {500, "bad", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500); io.WriteString(w, "bad") }},
+		"/unheard": {799, "odd", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(799); io.WriteString(w, "odd") }},
+		"/early": {200, "late", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(103)
+			w.WriteHeader(100)
+			io.WriteString(w, "late")
+		}},
+		"/many": {200, strings.Repeat("x", 300_000), func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("x", 300_000)) }},
+		"/nochunks": {200, "whole", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/x")
+			io.WriteString(w, "whole")
+		}},
 	}
 	destinations(t, func(w http.ResponseWriter, r *http.Request) { shapes[r.URL.Path].write(w, r) }, func(t *testing.T, b *box, _ *site) {
 		readers(t, b, func(t *testing.T, c *http.Client) {
