@@ -352,7 +352,7 @@ func (m *mortal) strays(living []boxed.ID, warm int, foreign []string) (strays [
 
 // files are those of the data directory that nothing of a node's accounts for.
 func (m *mortal) files() (strays []string) {
-	known := []string{"LOCK", "admin.key", "agent", "instance", "node.key", "sandboxes", "ssh_host_ed25519_key", "steps", "store"}
+	known := []string{"LOCK", "admin.key", "agent", "instance", "node.key", "sandboxes", "egress", "ssh_host_ed25519_key", "steps", "store"}
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
 		return []string{err.Error()}

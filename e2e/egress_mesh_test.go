@@ -1,6 +1,8 @@
 package e2e_test
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,6 +46,36 @@ func (n *node) id() boxed.NodeID {
 		n.t.Fatal(err)
 	}
 	return info.ID
+}
+
+// memoryHolds looks for a text in a process's memory.
+func memoryHolds(t *testing.T, pid int, text string) bool {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	const piece = 1 << 20
+	buf := make([]byte, piece+len(text))
+	for line := range strings.Lines(string(maps)) {
+		var from, to int64
+		var rights string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &rights); err != nil || rights[0] != 'r' || strings.Contains(line, "[v") {
+			continue
+		}
+		for at := from; at < to; at += piece {
+			n, _ := mem.ReadAt(buf[:min(int64(len(buf)), to-at)], at)
+			if strings.Contains(string(buf[:n]), text) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func TestASandboxLeavesByAnotherNode(t *testing.T) {
@@ -110,6 +142,12 @@ func TestANodeUsesASecretForOthersThatNeverHaveIt(t *testing.T) {
 	}
 	if leaks(out) || leaks(near.log.String()) || leaks(far.log.String()) {
 		t.Error("the credential is somewhere")
+	}
+	if held := memoryHolds(t, far.cmd.Process.Pid, "R3alT0kenThatMustN0tLeak"); !held {
+		t.Error("the holder does not have it: what looks for it finds nothing")
+	}
+	if memoryHolds(t, near.cmd.Process.Pid, "R3alT0kenThatMustN0tLeak") {
+		t.Error("the credential is in the memory of the node that never had it")
 	}
 	far.stop(syscall.SIGKILL)
 	in.requests()

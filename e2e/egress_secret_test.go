@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"encoding/base64"
 	"encoding/hex"
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -45,6 +46,9 @@ func TestACredentialIsSwappedOnTheWireAndNeverInside(t *testing.T) {
 	}
 	if leaks(out) {
 		t.Errorf("the credential is inside: %s", out)
+	}
+	if out, _ := n.sh(s.ID, `cat /proc/*/environ /proc/*/cmdline /run/boxed/* 2>/dev/null; grep -rsa R3alT0ken /etc /run /tmp /workspace /output /dev/shm "$HOME"`); leaks(out) {
+		t.Errorf("the credential is in a file or a process inside: %.500s", out)
 	}
 	got := in.requests()
 	if len(got) != 1 || got[0].Header.Get("Authorization") != "token "+real {
@@ -89,5 +93,16 @@ func TestACredentialIsSwappedOnTheWireAndNeverInside(t *testing.T) {
 	}
 	if leaks(n.log.String()) {
 		t.Error("the credential is in the node's log")
+	}
+	if files, err := grepDir(n.dir, "R3alT0kenThatMustN0tLeak"); err != nil || len(files) != 0 {
+		t.Errorf("the credential lies in %v, %v", files, err)
+	}
+	for rec, err := range n.EgressLog(t.Context(), boxed.EgressFilter{Sandbox: s.ID, Limit: 1000}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprintf("%+v", rec); leaks(text) || strings.Contains(text, "ghp_") {
+			t.Errorf("the audit log has a credential or a placeholder: %s", text)
+		}
 	}
 }

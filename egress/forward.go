@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -29,17 +30,24 @@ type forwarding struct {
 	rec       boxed.EgressRecord
 	begun     time.Time
 	up, down  counter
+	ctx       context.Context // ends with the program's interest, the flow, or when nothing happens
+	idle      *time.Timer
+	wait      atomic.Int64 // how long nothing may happen, as a time.Duration
 }
 
 // counter counts a body's bytes, slows them down, and refuses too many.
 type counter struct {
-	f  *flow
-	up bool
-	n  atomic.Int64 // a body may still be read when its answer has ended
+	f     *flow
+	up    bool
+	n     atomic.Int64 // a body may still be read when its answer has ended
+	moved func()       // called when something was; nil: nobody is told
 }
 
 func (c *counter) pass(n int) error {
 	c.n.Add(int64(n))
+	if c.moved != nil {
+		c.moved()
+	}
 	return c.f.s.limiter.passed(c.f.ctx, c.up, n)
 }
 
@@ -119,6 +127,7 @@ func (q *forwarding) serve() {
 	q.up.f, q.up.up, q.down.f = q.f, true, q.f
 	q.rec = q.f.rec
 	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(q.in.URL.EscapedPath(), 512)
+	defer q.bound()()
 	if r := q.judge(); r != nil {
 		q.refuse(r)
 		return
@@ -137,17 +146,42 @@ func (q *forwarding) serve() {
 		q.upgrade(out)
 		return
 	}
-	resp, err := q.transport.RoundTrip(out.WithContext(httptrace.WithClientTrace(out.Context(), &httptrace.ClientTrace{
+	resp, err := q.transport.RoundTrip(out.WithContext(httptrace.WithClientTrace(q.ctx, &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) { q.connected(info.Conn) },
 	})))
 	if err != nil {
 		r := q.failed(err)
-		writeRefusal(q.w, r, q.f.host.String())
+		q.tell(r)
 		q.ended(r.status(), r)
 		return
 	}
 	defer resp.Body.Close()
+	q.quiet(q.f.s.proxy.cfg.Times.Idle)
 	q.ended(resp.StatusCode, q.answer(resp))
+}
+
+// bound sets what ends the request besides its end. EL5: bytes keep it, in either direction;
+// before the answer begins, it has the time for that besides.
+func (q *forwarding) bound() (done func()) {
+	ctx, cancel := context.WithCancelCause(q.in.Context())
+	q.ctx = ctx
+	stop := context.AfterFunc(q.f.ctx, func() { cancel(context.Cause(q.f.ctx)) })
+	t := q.f.s.proxy.cfg.Times
+	q.idle = time.AfterFunc(t.Idle+t.Answer, func() { cancel(refuse(boxed.EgressIdle, "nothing was sent for too long")) })
+	q.wait.Store(int64(t.Idle + t.Answer))
+	moved := func() { q.idle.Reset(time.Duration(q.wait.Load())) }
+	q.up.moved, q.down.moved = moved, moved
+	return func() {
+		q.idle.Stop()
+		stop()
+		cancel(nil)
+	}
+}
+
+// quiet sets how long nothing may happen from now on.
+func (q *forwarding) quiet(d time.Duration) {
+	q.wait.Store(int64(d))
+	q.idle.Reset(d)
 }
 
 // connected notes the address that the request goes to, for the record of its end.
@@ -161,6 +195,22 @@ func (q *forwarding) connected(conn net.Conn) {
 func (q *forwarding) refuse(r *refusal) {
 	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, r.status()
 	q.f.s.proxy.cfg.Records.Deny(q.rec)
+	q.tell(r)
+}
+
+// maxUnwanted is how much is read of a body that nobody wants, in bytes: who is still
+// sending when the answer comes may not read it.
+const maxUnwanted = 256 << 10
+
+// tell answers with a refusal. What there is of a small body is taken first; a connection
+// of HTTP/1 on which more would come ends.
+func (q *forwarding) tell(r *refusal) {
+	if n := q.in.ContentLength; q.in.Body != nil && q.in.Header.Get("Expect") == "" && n >= 0 && n <= maxUnwanted {
+		http.NewResponseController(q.w).SetReadDeadline(time.Now().Add(q.f.s.proxy.cfg.Times.Hello))
+		io.CopyN(io.Discard, q.in.Body, maxUnwanted)
+	} else if q.in.ProtoMajor == 1 {
+		q.w.Header().Set("Connection", "close")
+	}
 	writeRefusal(q.w, r, q.f.host.String())
 }
 
@@ -171,8 +221,8 @@ func (q *forwarding) failed(err error) *refusal {
 	switch {
 	case errors.As(err, &r):
 		return r
-	case context.Cause(q.f.ctx) != nil:
-		return asRefusal(context.Cause(q.f.ctx), boxed.EgressChanged)
+	case q.ctx.Err() != nil:
+		return asRefusal(context.Cause(q.ctx), boxed.EgressTruncated)
 	case errors.As(err, &cert):
 		return refuse(boxed.EgressUpstreamTLS, "%v", cert.Err)
 	}
@@ -310,6 +360,7 @@ func (q *forwarding) answer(resp *http.Response) error {
 		n, err := resp.Body.Read(buf)
 		if n > 0 {
 			if lerr := q.down.pass(n); lerr != nil {
+				q.ended(resp.StatusCode, lerr)
 				panic(http.ErrAbortHandler) // so that it is not taken for whole
 			}
 			if _, werr := q.w.Write(buf[:n]); werr != nil {
@@ -321,7 +372,7 @@ func (q *forwarding) answer(resp *http.Response) error {
 			break
 		}
 		if err != nil {
-			q.ended(resp.StatusCode, errEnded)
+			q.ended(resp.StatusCode, cmp.Or(asEnd(q.ctx, err), errEnded))
 			panic(http.ErrAbortHandler)
 		}
 	}

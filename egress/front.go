@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,6 +38,14 @@ type frontConn struct {
 func (c *frontConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()
+}
+
+// CloseWrite passes on the end of what is written. EL2: a WebSocket ends by sides.
+func (c *frontConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 type frontKey struct{}
@@ -182,13 +191,14 @@ func writeRefusal(w http.ResponseWriter, r *refusal, host string) {
 	head.Set("Content-Type", "application/json")
 	head.Set("Cache-Control", "no-store")
 	head.Set(ReasonHeader, string(r.Reason))
-	head.Set("Connection", "close") // a body that nobody wants is not read on
 	status := r.status()
 	if status == http.StatusTooManyRequests {
 		head.Set("Retry-After", "1")
 	}
+	body, _ := json.Marshal(Denied{Error: "egress_denied", Reason: r.Reason, Host: host, Detail: r.Detail, Hint: hintOf(r.Reason, host)}) // of strings
+	head.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(Denied{Error: "egress_denied", Reason: r.Reason, Host: host, Detail: r.Detail, Hint: hintOf(r.Reason, host)})
+	w.Write(body)
 }
 
 // hintOf is what to do about a refusal.

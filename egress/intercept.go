@@ -197,7 +197,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 	}
 	if err != nil {
 		r := q.failed(err)
-		writeRefusal(q.w, r, q.f.host.String())
+		q.tell(r)
 		q.ended(r.status(), r)
 		return
 	}
@@ -231,7 +231,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 
 func (q *forwarding) fail(err error) {
 	r := q.failed(err)
-	writeRefusal(q.w, r, q.f.host.String())
+	q.tell(r)
 	q.ended(r.status(), r)
 }
 
