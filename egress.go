@@ -401,8 +401,16 @@ type EgressStatus struct {
 	Hash       string       `json:"hash,omitempty"`
 	Rules      []EgressRule `json:"rules,omitempty"` // in force, those of secrets and of allow included
 	Secrets    []string     `json:"secrets,omitempty"`
+	// Allowed are hosts that it was allowed since it was made.
+	Allowed []EgressGranted `json:"allowed,omitempty"`
 	// Untranslated are secrets that a rule has as optional and that are not bound.
 	Untranslated []string `json:"untranslated,omitempty"`
+}
+
+// EgressGranted is a host that was allowed to a sandbox that lives.
+type EgressGranted struct {
+	Host  string    `json:"host"`
+	Until time.Time `json:"until,omitzero"` // zero: for as long as it lives
 }
 
 // EgressRecord is one line of the audit log: something was asked for, and this became

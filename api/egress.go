@@ -178,6 +178,14 @@ func (c *call) policies() (boxed.Policies, error) {
 	return c.s.cfg.Policies, nil
 }
 
+// owned is a name, behind that of its owner where the query has one.
+func (c *call) owned(param string) string {
+	if owner := c.v.str("owner"); owner != "" {
+		return owner + "/" + c.v.str(param)
+	}
+	return c.v.str(param)
+}
+
 func (c *call) listProfiles() error {
 	p, err := c.policies()
 	if err != nil {
@@ -195,7 +203,7 @@ func (c *call) getProfile() error {
 	if err != nil {
 		return err
 	}
-	profile, err := p.GetProfile(c.ctx, c.v.str("profile"))
+	profile, err := p.GetProfile(c.ctx, c.owned("profile"))
 	if err != nil {
 		return err
 	}
@@ -227,7 +235,7 @@ func (c *call) deleteProfile() error {
 	if err != nil {
 		return err
 	}
-	if err := p.DeleteProfile(c.ctx, c.v.str("profile")); err != nil {
+	if err := p.DeleteProfile(c.ctx, c.owned("profile")); err != nil {
 		return err
 	}
 	return c.noContent()
@@ -306,7 +314,7 @@ func (c *call) revokeSecret() error {
 	if err != nil {
 		return err
 	}
-	if err := p.RevokeSecret(c.ctx, c.v.str("secret")); err != nil {
+	if err := p.RevokeSecret(c.ctx, c.owned("secret")); err != nil {
 		return err
 	}
 	return c.noContent()

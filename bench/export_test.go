@@ -37,6 +37,8 @@ var (
 	Program        = program
 	StartLoad      = startLoad
 	WatchRSS       = watchRSS
+	ServeRaw       = serveRaw
+	ClientCommand  = clientCommand
 )
 
 func (s *sheet) Add(i int, system string, err error, values ...float64) {

@@ -245,7 +245,7 @@ func (q *forwarding) ended(status int, err error) {
 // in.
 func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	in := q.in
-	out := in.Clone(q.f.ctx)
+	out := in.Clone(q.ctx)
 	out.RequestURI, out.Close = "", false
 	out.URL.Scheme, out.URL.Host = q.scheme, authorityOf(q.f.host, q.f.port, q.scheme)
 	out.Host = out.URL.Host // EF15: without the default port
@@ -272,7 +272,7 @@ func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	out.Body, out.GetBody = q.body(in), nil
 	out.Trailer = nil // nobody could judge what is in it before it has left
 	if q.sign != nil {
-		if r := q.sign.resign(q.f.ctx, out, q.f.s.proxy.cfg.Now()); r != nil {
+		if r := q.sign.resign(q.ctx, out, q.f.s.proxy.cfg.Now()); r != nil {
 			return nil, r
 		}
 	}

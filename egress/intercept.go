@@ -191,9 +191,9 @@ func (q *forwarding) upgrade(out *http.Request) {
 	var conn net.Conn
 	var err error
 	if q.scheme == "https" {
-		conn, err = up.dialTLS(q.f.ctx, []string{"http/1.1"})
+		conn, err = up.dialTLS(q.ctx, []string{"http/1.1"})
 	} else {
-		conn, err = up.dial(q.f.ctx)
+		conn, err = up.dial(q.ctx)
 	}
 	if err != nil {
 		r := q.failed(err)
@@ -202,7 +202,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 		return
 	}
 	q.connected(conn)
-	stop := context.AfterFunc(q.f.ctx, func() { conn.Close() })
+	stop := context.AfterFunc(q.ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(q.f.s.proxy.cfg.Times.Answer))
@@ -253,6 +253,7 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 		q.ended(resp.StatusCode, err)
 		return
 	}
+	q.idle.Stop() // from here on it is of the two sides
 	t := q.f.s.proxy.cfg.Times
 	res := relay.Both(&bufferedConn{raw, buffered.Reader}, &bufferedConn{conn, r}, relay.Options{
 		Idle: t.Idle, Drain: t.Drain,
@@ -260,7 +261,10 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 	})
 	q.up.n.Store(res.Up)
 	q.down.n.Store(res.Down)
-	q.ended(resp.StatusCode, asEnd(q.f.ctx, res.Err))
+	if errors.Is(res.Err, relay.ErrIdle) {
+		res.Err = refuse(boxed.EgressIdle, "nothing was sent for %s", t.Idle)
+	}
+	q.ended(resp.StatusCode, asEnd(q.ctx, res.Err))
 }
 
 // asEnd is why a connection ended, where that was us.

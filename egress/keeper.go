@@ -97,18 +97,12 @@ type boxEgress struct {
 
 // boxState is what survives a restart, sealed.
 type boxState struct {
-	Authority *Authority        `json:"authority,omitempty"`
-	Tokens    map[string]string `json:"tokens,omitempty"` // placeholders by owner/name of their secret
-	Allowed   []allowance       `json:"allowed,omitempty"`
-	Admin     bool              `json:"admin,omitempty"`
-	Canary    string            `json:"canary"`
-	Roots     []byte            `json:"roots,omitempty"`
-}
-
-// allowance is a host that was allowed while the sandbox lived.
-type allowance struct {
-	Host  string    `json:"host"`
-	Until time.Time `json:"until,omitzero"` // zero: for as long as it lives
+	Authority *Authority            `json:"authority,omitempty"`
+	Tokens    map[string]string     `json:"tokens,omitempty"` // placeholders by owner/name of their secret
+	Allowed   []boxed.EgressGranted `json:"allowed,omitempty"`
+	Admin     bool                  `json:"admin,omitempty"`
+	Canary    string                `json:"canary"`
+	Roots     []byte                `json:"roots,omitempty"`
 }
 
 // NewKeeper makes a Keeper.
@@ -292,7 +286,7 @@ func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 // keeps the rules of secrets that were revoked, which then let nothing through.
 func (k *Keeper) composeLocked(b *boxEgress, granted bool) error {
 	now := k.cfg.Now()
-	b.state.Allowed = slices.DeleteFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) })
+	b.state.Allowed = slices.DeleteFunc(b.state.Allowed, func(a boxed.EgressGranted) bool { return !a.Until.IsZero() && !now.Before(a.Until) })
 	allow := slices.Clone(b.spec.Allow)
 	for _, a := range b.state.Allowed {
 		allow = append(allow, a.Host)
@@ -372,7 +366,11 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 		return st
 	}
 	st.State, st.Profile, st.Flags = boxed.EgressOpen, b.now.policy.Profile, b.now.flags
-	st.Secrets, st.Untranslated = b.now.secrets, b.now.untranslated
+	st.Secrets, st.Untranslated, st.Allowed = b.now.secrets, b.now.untranslated, slices.Clone(b.state.Allowed)
+	if s := k.cfg.Proxy.session(id); s != nil && k.cfg.Proxy.isFrozen(s) {
+		st.State, st.Reason = boxed.EgressClosed, "frozen: boxedctl egress freezes"
+		return st
+	}
 	for _, r := range b.now.policy.rules {
 		st.Rules = append(st.Rules, r.EgressRule)
 	}
@@ -407,11 +405,11 @@ func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration) (*boxed.Egress
 		return nil, boxed.Errorf(boxed.CodeInvalid, "%w", err).WithField("host")
 	}
 	old := slices.Clone(b.state.Allowed)
-	a := allowance{Host: host}
+	a := boxed.EgressGranted{Host: host}
 	if d > 0 {
 		a.Until = k.cfg.Now().Add(d)
 	}
-	b.state.Allowed = append(slices.DeleteFunc(b.state.Allowed, func(o allowance) bool { return o.Host == host }), a)
+	b.state.Allowed = append(slices.DeleteFunc(b.state.Allowed, func(o boxed.EgressGranted) bool { return o.Host == host }), a)
 	if err := k.composeLocked(b, true); err != nil {
 		b.state.Allowed = old
 		return nil, err
@@ -438,7 +436,7 @@ func (k *Keeper) expire() {
 	defer k.mu.Unlock()
 	now := k.cfg.Now()
 	for _, b := range k.boxes {
-		if slices.ContainsFunc(b.state.Allowed, func(a allowance) bool { return !a.Until.IsZero() && !now.Before(a.Until) }) {
+		if slices.ContainsFunc(b.state.Allowed, func(a boxed.EgressGranted) bool { return !a.Until.IsZero() && !now.Before(a.Until) }) {
 			if err := k.composeLocked(b, true); err != nil {
 				k.cfg.Log.Error("end what was allowed for a time", "sandbox", b.sandbox.ID, "err", err)
 			}

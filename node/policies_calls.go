@@ -20,6 +20,14 @@ func caller(ctx context.Context) (boxed.Principal, error) {
 	return who, nil
 }
 
+// ownedName reads a name of the caller's, or for admins OWNER/NAME.
+func ownedName(who boxed.Principal, name string) (owner, bare string) {
+	if owner, bare, ok := strings.Cut(name, "/"); ok && who.Admin() {
+		return owner, bare
+	}
+	return who.Owner, name
+}
+
 // ListProfiles are those that the caller may name, and every one for admins.
 func (p *Policies) ListProfiles(ctx context.Context) ([]boxed.EgressProfile, error) {
 	who, err := caller(ctx)
@@ -46,7 +54,7 @@ func (p *Policies) GetProfile(ctx context.Context, name string) (*boxed.EgressPr
 	if err != nil {
 		return nil, err
 	}
-	if e := p.profile(who.Owner, name); e != nil {
+	if e := p.profile(ownedName(who, name)); e != nil {
 		return e, nil
 	}
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no egress profile %q", keyClip(name)).WithField("profile")
@@ -129,7 +137,7 @@ func (p *Policies) DeleteProfile(ctx context.Context, name string) error {
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	found := p.profile(who.Owner, name)
+	found := p.profile(ownedName(who, name))
 	switch {
 	case found == nil:
 		return boxed.Errorf(boxed.CodeNotFound, "there is no egress profile %q", keyClip(name)).WithField("profile")
@@ -349,10 +357,7 @@ func (p *Policies) RevokeSecret(ctx context.Context, name string) error {
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	owner, bare, other := strings.Cut(name, "/") // admins: OWNER/NAME
-	if !other || !who.Admin() {
-		owner, bare = who.Owner, name
-	}
+	owner, bare := ownedName(who, name)
 	s, _ := p.secret(owner, bare)
 	if s == nil {
 		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q", keyClip(name)).WithField("secret")

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/boxed-mesh/boxed"
 )
@@ -111,6 +112,14 @@ func (c *Client) RelayEgress(ctx context.Context, r boxed.EgressRelay) (net.Conn
 	return c.tunnelWith(ctx, "/v1/egress/relay", url.Values{"relay": {base64.RawURLEncoding.EncodeToString(raw)}}, r.Host)
 }
 
+// ownedPath is where something with a name is, or for administrators with OWNER/NAME.
+func ownedPath(prefix, name string) (string, url.Values) {
+	if owner, bare, ok := strings.Cut(name, "/"); ok {
+		return prefix + url.PathEscape(bare), url.Values{"owner": {owner}}
+	}
+	return prefix + url.PathEscape(name), nil
+}
+
 // ListProfiles lists egress profiles.
 func (c *Client) ListProfiles(ctx context.Context) ([]boxed.EgressProfile, error) {
 	out, err := get[struct {
@@ -124,7 +133,8 @@ func (c *Client) ListProfiles(ctx context.Context) ([]boxed.EgressProfile, error
 
 // GetProfile describes an egress profile.
 func (c *Client) GetProfile(ctx context.Context, name string) (*boxed.EgressProfile, error) {
-	return get[boxed.EgressProfile](ctx, c, "/v1/egress/profiles/"+url.PathEscape(name), nil)
+	path, query := ownedPath("/v1/egress/profiles/", name)
+	return get[boxed.EgressProfile](ctx, c, path, query)
 }
 
 // ApplyProfile applies an egress profile.
@@ -134,7 +144,8 @@ func (c *Client) ApplyProfile(ctx context.Context, text []byte, dry bool) (*boxe
 
 // DeleteProfile deletes an egress profile.
 func (c *Client) DeleteProfile(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, "/v1/egress/profiles/"+url.PathEscape(name), nil, nil, nil)
+	path, query := ownedPath("/v1/egress/profiles/", name)
+	return c.call(ctx, http.MethodDelete, path, query, nil, nil)
 }
 
 // ListSecrets lists secrets.
@@ -175,7 +186,8 @@ func (c *Client) SetSecret(ctx context.Context, r boxed.SecretRequest) (*boxed.S
 
 // RevokeSecret revokes a secret.
 func (c *Client) RevokeSecret(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+url.PathEscape(name), nil, nil, nil)
+	path, query := ownedPath("/v1/secrets/", name)
+	return c.call(ctx, http.MethodDelete, path, query, nil, nil)
 }
 
 // Freeze shuts the egress of sandboxes on all nodes.

@@ -116,6 +116,13 @@ func (a *app) printEgress(st *boxed.EgressStatus) error {
 			fields.Row(f[0], f[1])
 		}
 	}
+	for _, g := range st.Allowed {
+		until := "for as long as it lives"
+		if !g.Until.IsZero() {
+			until = "until " + when(g.Until)
+		}
+		fields.Row("Allowed:", g.Host+" "+until)
+	}
 	if err := a.printFields(st, hosts, fields); err != nil {
 		return err
 	}

@@ -209,6 +209,9 @@ func sandboxFields(sb *boxed.Sandbox) *table.Table {
 	for _, k := range sortedKeys(sb.Env) {
 		row("Environment", k+"="+sb.Env[k])
 	}
+	if e := sb.Egress; e != nil {
+		row("Egress", strings.TrimSpace(strings.Join([]string{string(e.State), e.Profile, strings.Join(e.Secrets, " "), e.Reason}, " ")))
+	}
 	row("Created", when(sb.CreatedAt))
 	row("Started", when(sb.StartedAt))
 	row("Paused", when(sb.PausedAt))

@@ -63,6 +63,7 @@ func egressFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "egress", Category: catEgress, Usage: "let it reach what this `PROFILE` allows (boxedctl egress profile ls lists them); none: nothing, whatever the node's default"},
 		&cli.StringSliceFlag{Name: "allow", Category: catEgress, Usage: "let it reach `HOST`, on port 443, or HOST:PORT; several between commas, or repeated"},
+		&cli.StringSliceFlag{Name: "only", Category: catEgress, Usage: "narrow the profile to `HOST`; several between commas, or repeated"},
 		&cli.StringSliceFlag{Name: "secret", Category: catEgress, Usage: "let programs use the secret `NAME`, which they never see (boxedctl secret ls); may be repeated"},
 		&cli.StringSliceFlag{Name: "repo", Category: catEgress, Usage: "limit the secrets of code hosts, or the profile github, to the repository `OWNER/NAME`; may be repeated"},
 		&cli.BoolFlag{Name: "read-only", Category: catEgress, Usage: "limit the secret to reading; of several, those of code hosts"},
@@ -164,6 +165,14 @@ func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
 			e.Allow = append(e.Allow, host)
 		}
 	}
+	for _, entry := range c.StringSlice("only") {
+		for host := range strings.SplitSeq(entry, ",") {
+			if host = strings.TrimSpace(host); host == "" {
+				return nil, usagef("--only %q names no host", entry)
+			}
+			e.Only = append(e.Only, host)
+		}
+	}
 	repos := c.StringSlice("repo")
 	for _, repo := range repos {
 		if owner, name, _ := strings.Cut(repo, "/"); owner == "" || name == "" {
@@ -188,7 +197,7 @@ func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
 	if c.Bool("ask") {
 		e.OnDeny = boxed.DenyAsk
 	}
-	if e.Profile == "" && e.Allow == nil && e.Secrets == nil && e.OnDeny == "" {
+	if e.Profile == "" && e.Allow == nil && e.Only == nil && e.Secrets == nil && e.OnDeny == "" {
 		return nil, nil
 	}
 	return e, nil
