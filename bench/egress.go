@@ -138,19 +138,26 @@ func (e *egressRun) node(ctx context.Context, s settings) (*node, error) {
 	return n, nil
 }
 
-// box makes a sandbox that may leave, with the client in it.
+// box makes a sandbox that may leave, with the client in it: past the node, which would grow
+// by carrying so large a file before its memory is looked at.
 func (e *egressRun) box(ctx context.Context, n *node, limits boxed.Limits) (boxed.ID, error) {
 	box, err := n.Create(ctx, boxed.Spec{TTL: boxed.DefaultMaxTTL, Limits: limits, Egress: &boxed.EgressSpec{Profile: egressProfile}})
 	if err != nil {
 		return "", err
 	}
-	program, err := os.Open(e.program)
+	c, err := e.engine.ContainerInspect(ctx, "boxed-"+string(box.ID))
 	if err != nil {
 		return "", err
 	}
-	defer program.Close()
-	_, err = n.WriteFile(ctx, box.ID, boxed.WriteRequest{Path: guestClient, Content: program, Mode: 0o755})
-	return box.ID, err
+	program, err := os.ReadFile(e.program)
+	if err != nil {
+		return "", err
+	}
+	path := fmt.Sprintf("/proc/%d/root%s", c.State.Pid, guestClient)
+	if err := os.WriteFile(path, program, 0o755); err != nil {
+		return "", fmt.Errorf("put the client into a sandbox: %w", err)
+	}
+	return box.ID, os.Chmod(path, 0o755) // whatever the umask
 }
 
 const guestClient = "/workspace/client"

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -34,12 +36,18 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 		f.deny(refuse(boxed.EgressNoCredential, "the sandbox has no certificate authority"))
 		return
 	}
-	inner, r := f.shake(withPrefix(conn, prefix), ca)
+	shaken, r := f.shake(withPrefix(conn, prefix), ca)
 	if r != nil {
 		f.deny(r)
 		return
 	}
-	defer inner.Close()
+	inner := &heardConn{Conn: shaken}
+	defer func() {
+		inner.Close()
+		if inner.silent.Load() {
+			f.deny(refuse(boxed.EgressRejectedCA, "the program ended the connection after the handshake and asked for nothing, as one does that looks at the certificate late (GnuTLS) and does not trust the sandbox's own CA; see docs/egress-tls.md"))
+		}
+	}()
 	up := newUpstream(f, "https", upstream)
 	if f.held() {
 		up = newHeldUpstream(f, upstream)
@@ -56,6 +64,23 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 		return
 	}
 	f.s.proxy.fronts.serve(newFraming(inner), fullDuplex(handler))
+}
+
+// heardConn knows whether the program ended it before it had said anything.
+type heardConn struct {
+	*tls.Conn
+	heard, silent atomic.Bool
+}
+
+func (c *heardConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	switch {
+	case n > 0:
+		c.heard.Store(true)
+	case err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) && !c.heard.Load():
+		c.silent.Store(true)
+	}
+	return n, err
 }
 
 // fullDuplex lets an answer begin before a request has ended, as HTTP/2 does by itself.
@@ -226,6 +251,8 @@ func (q *forwarding) upgrade(out *http.Request) {
 		return
 	}
 	conn.SetDeadline(time.Time{})
+	stop() // what the program has said its last of is no request any more
+	defer context.AfterFunc(q.f.ctx, func() { conn.Close() })()
 	q.switched(resp, conn, r)
 }
 
@@ -264,7 +291,7 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 	if errors.Is(res.Err, relay.ErrIdle) {
 		res.Err = refuse(boxed.EgressIdle, "nothing was sent for %s", t.Idle)
 	}
-	q.ended(resp.StatusCode, asEnd(q.ctx, res.Err))
+	q.ended(resp.StatusCode, asEnd(q.f.ctx, res.Err))
 }
 
 // asEnd is why a connection ended, where that was us.

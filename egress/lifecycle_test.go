@@ -62,6 +62,7 @@ func TestTheEndOfOneSideIsPassedOn(t *testing.T) {
 			if got, err := io.ReadAll(conn); string(got) != "heard last words" || err != nil {
 				t.Errorf("%s: the client ended, and got %q, %v", domain, got, err)
 			}
+			conn.Close()
 			conn = open("server-first")
 			if got, err := io.ReadAll(conn); string(got) != "bye" || err != nil {
 				t.Errorf("%s: the server ended, and the client got %q, %v", domain, got, err)
@@ -71,6 +72,7 @@ func TestTheEndOfOneSideIsPassedOn(t *testing.T) {
 			if got := <-heard; got != "and then some" {
 				t.Errorf("%s: after its own end the server heard %q", domain, got)
 			}
+			conn.Close()
 		}
 	})
 	eventually(t, "end of all", func() bool { return r.proxy.LiveFlows(b.id) == 0 })

@@ -79,6 +79,7 @@ func Both(a, b net.Conn, opts Options) Result {
 func (p *pair) ended(src, dst net.Conn, err error) {
 	now := time.Now()
 	if err != nil {
+		p.ends.Store(max(1, int64(now.Sub(p.start))))
 		src.SetDeadline(now)
 		dst.SetDeadline(now)
 		return
@@ -97,7 +98,7 @@ func (p *pair) ended(src, dst net.Conn, err error) {
 func (p *pair) pump(dst, src net.Conn, up bool) (n int64, err error) {
 	r := newReader(src)
 	if p.opts.Idle > 0 {
-		src.SetReadDeadline(time.Now().Add(p.opts.Idle))
+		p.extend(src, p.opts.Idle)
 	}
 	for {
 		buf, size, err := r.read()
@@ -146,8 +147,17 @@ func (p *pair) timeout(src net.Conn) error {
 	if left <= 0 || p.opts.Idle == 0 {
 		return ErrIdle
 	}
-	src.SetReadDeadline(time.Now().Add(left))
+	p.extend(src, left)
 	return nil
+}
+
+// extend gives a read more time, but not more than there is since the other side's end, of
+// which it may have come to know meanwhile.
+func (p *pair) extend(src net.Conn, d time.Duration) {
+	src.SetReadDeadline(time.Now().Add(d))
+	if ends := time.Duration(p.ends.Load()); ends > 0 {
+		src.SetReadDeadline(p.start.Add(ends))
+	}
 }
 
 // reader reads a connection with buffers of the pool. Where the connection is a socket, a
