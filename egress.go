@@ -170,7 +170,7 @@ const (
 
 // EgressSpec is what a sandbox asks for.
 type EgressSpec struct {
-	Profile string   `json:"profile,omitempty"` // "": the owner's default, or none
+	Profile string   `json:"profile,omitempty"` // "": the one called default, of the owner, the operator or the node
 	Allow   []string `json:"allow,omitempty"`   // "host" or "host:port", besides the profile
 	// Only narrows the profile to these hosts; each must be one that it allows.
 	Only    []string    `json:"only,omitempty"`

@@ -117,22 +117,22 @@ func aims() []aim {
 			return get.med("ssh", boxedPool, "scp_mb_s").over(get.med("ssh", openssh, "scp_mb_s"))
 		}},
 		{"the prompt of ssh new@…, with a warm sandbox", less, 250, "ms", func(get getter) interval { return get.med("ssh", boxedPool, "new_prompt") }},
-		{"throughput of a tunnel out of a sandbox, of socat's", more, 0.7, "×", func(get getter) interval {
+		{"tunnel throughput out of a sandbox, against socat", more, 0.7, "×", func(get getter) interval {
 			return get.med("egress", boxedPool, "tunnel_mb_s").over(get.med("egress", socat, "tunnel_mb_s"))
 		}},
-		{"the same, into the tunnel", more, 0.7, "×", func(get getter) interval {
+		{"the same, uploading", more, 0.7, "×", func(get getter) interval {
 			return get.med("egress", boxedPool, "tunnel_up_mb_s").over(get.med("egress", socat, "tunnel_up_mb_s"))
 		}},
-		{"first byte of a streamed answer through a tunnel, later than without", less, 5, "ms", func(get getter) interval {
+		{"first byte of a streamed answer through a tunnel, later than direct", less, 5, "ms", func(get getter) interval {
 			return get.med("egress", boxedPool, "first_byte").beyond(get.med("egress", direct, "first_byte"))
 		}},
-		{"the same, where the proxy reads the request", less, 5, "ms", func(get getter) interval {
+		{"the same, intercepted", less, 5, "ms", func(get getter) interval {
 			return get.med("egress", boxedPool, "first_byte_intercept").beyond(get.med("egress", direct, "first_byte"))
 		}},
 		{"a warm create with an egress profile, beyond one without", less, 5, "ms", func(get getter) interval {
 			return get.med("egress", boxedPool, "create_egress").beyond(get.med("egress", boxedPool, "create_plain"))
 		}},
-		{"descriptors that 100,000 short connections leave open", less, 8, "", func(get getter) interval { return get.med("egress", boxedPool, "short_fds") }},
+		{"descriptors after 100,000 short connections, more than before", less, 8, "", func(get getter) interval { return get.med("egress", boxedPool, "short_fds") }},
 	}
 }
 

@@ -82,8 +82,9 @@ func leaving(ctx context.Context, r *rig, s *sheet) error {
 		}
 	}
 	extra := func(metric, of, beyond, system string) {
-		values := s.column(boxedPool, of, nil)
-		s.number(boxedPool, metric, "ms", len(values), median(values)-median(s.column(system, beyond, nil)))
+		if values, others := s.column(boxedPool, of, nil), s.column(system, beyond, nil); len(values) > 0 && len(others) > 0 {
+			s.number(boxedPool, metric, "ms", len(values), median(values)-median(others))
+		}
 	}
 	extra("create_extra", "create_egress", "create_plain", boxedPool)
 	extra("first_byte_extra", "first_byte", "first_byte", direct)
@@ -240,7 +241,6 @@ func (e *egressRun) waysOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer n.Destroy(context.WithoutCancel(ctx), id)
 	stop, between, err := e.startSocat(ctx)
 	if err != nil {
 		return err
@@ -521,7 +521,6 @@ func (e *egressRun) shorts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer n.Destroy(context.WithoutCancel(ctx), id)
 	box := within(n, id)
 	connect := func(many int) error {
 		took, err := box(ctx, "short", "-to", net.JoinHostPort(rawName, rawPort), "-count", strconv.Itoa(many))

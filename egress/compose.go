@@ -104,9 +104,9 @@ func (c *composing) attach(use boxed.SecretUse) error {
 	if slices.Contains(c.out.secrets, use.Name) {
 		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
 	}
-	s := c.k.secretLocked(c.owner, use.Name)
+	s := c.k.secretOf(c.owner, use.Name)
 	if s == nil && c.granted {
-		s = c.k.revokedLocked(c.owner, use.Name)
+		s = c.k.lastOf(c.owner, use.Name)
 	}
 	if s == nil {
 		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q that you may attach; boxedctl secret ls shows yours", use.Name).WithField(field)
@@ -162,7 +162,7 @@ func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
 		c.tokens[s.key()] = token
 	}
 	owner, name := s.Owner, s.Name
-	b := &Binding{Secret: s.Name, Placeholder: token, Limited: limited, value: func() (Value, bool) { return c.k.valueOf(owner, name) }}
+	b := &Binding{Secret: s.Name, Placeholder: token, Limited: limited, value: func() (Value, bool) { return c.k.valueOf(owner, name) }, gone: func() bool { return c.k.isRevoked(owner, name) }}
 	if s.HeldBy != "" && s.HeldBy != c.k.cfg.Node {
 		b.HeldBy = s.HeldBy
 	}
@@ -213,7 +213,7 @@ func (c *composing) take(profile *boxed.EgressProfile) error {
 		return err
 	}
 	for _, r := range rules {
-		if profile.Owner != "" {
+		if profile.Owner != "" || profile.Ready {
 			if err := c.within(r); err != nil {
 				return err
 			}
@@ -233,9 +233,9 @@ func (c *composing) take(profile *boxed.EgressProfile) error {
 
 // credential binds the secret that a profile's rule names.
 func (c *composing) credential(r *Rule) error {
-	s := c.k.secretLocked(c.owner, r.Credential)
+	s := c.k.secretOf(c.owner, r.Credential)
 	if s == nil && c.granted {
-		if s = c.k.revokedLocked(c.owner, r.Credential); s != nil && c.tokens[s.key()] == "" {
+		if s = c.k.lastOf(c.owner, r.Credential); s != nil && c.tokens[s.key()] == "" {
 			s = nil // it never had it
 		}
 	}
@@ -302,7 +302,10 @@ func allowRule(text string) (*Rule, error) {
 		}
 		host, port = h, uint16(n)
 	}
-	r, err := compileRule(boxed.EgressRule{Host: host, Ports: []uint16{port}})
+	rule := boxed.EgressRule{Host: host, Ports: []uint16{port}}
+	// What speaks on another port is mostly no TLS: a database, SSH.
+	rule.Raw = port != 443 && port != 80 && !strings.Contains(host, "*")
+	r, err := compileRule(rule)
 	if err != nil {
 		return nil, err
 	}

@@ -41,6 +41,7 @@ type Binding struct {
 	// value is the secret as it is now: a rotation does not touch the sandbox. Nil: it was
 	// revoked, or this node has none.
 	value func() (Value, bool)
+	gone  func() bool // it was revoked; nil: never
 }
 
 // credentialWords make a header or a parameter one that holds a credential. An API's own

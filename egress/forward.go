@@ -83,7 +83,7 @@ func (q *forwarding) judge() *refusal {
 				reason = boxed.EgressGraphQL
 			}
 		}
-		return &refusal{Reason: reason, Detail: r.Method + " " + clip(path, 200), Rule: dec.Rule}
+		return &refusal{Reason: reason, Detail: q.rec.Method + " " + clip(q.rec.Path, 200), Rule: dec.Rule}
 	}
 	q.rule, q.rec.Rule = rule, rule.String()
 	if up := r.Header.Get("Upgrade"); up != "" {
@@ -126,7 +126,8 @@ func (q *forwarding) serve() {
 	q.begun = time.Now()
 	q.up.f, q.up.up, q.down.f = q.f, true, q.f
 	q.rec = q.f.rec
-	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(q.in.URL.EscapedPath(), 512)
+	_, tokens, _ := q.f.s.now()
+	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(tokens.shown(q.in.URL.EscapedPath()), 512)
 	defer q.bound()()
 	if r := q.judge(); r != nil {
 		q.refuse(r)

@@ -137,7 +137,7 @@ func (h *proxyHandler) deny(w http.ResponseWriter, host string, port uint16, r *
 func (h *proxyHandler) connect(w http.ResponseWriter, r *http.Request) {
 	host, port, err := ParseAuthority(r.RequestURI, 0)
 	if err != nil {
-		h.deny(w, r.RequestURI, 0, refuse(boxed.EgressInvalidName, "%v", err))
+		h.deny(w, withoutUser(r.RequestURI), 0, refuse(boxed.EgressInvalidName, "%v", err))
 		return
 	}
 	if _, tokens, _ := h.s.now(); tokens.anywhere(r.Header) { // EC17: microsandbox#986
@@ -240,6 +240,18 @@ func (p *placeholders) anywhere(h http.Header) bool {
 	}
 	return false
 }
+
+// shown is a text for the record, which never holds a placeholder.
+func (p *placeholders) shown(text string) string {
+	if p != nil && p.scan.hits(text) {
+		return redacted
+	}
+	return text
+}
+
+// withoutUser is what is shown of an authority that is none: before an "@" stands a
+// credential.
+func withoutUser(authority string) string { return authority[strings.LastIndexByte(authority, '@')+1:] }
 
 // hopByHop are headers of one connection (RFC 9110, 7.6.1), besides those that Connection
 // names.

@@ -44,7 +44,7 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 	inner := &heardConn{Conn: shaken}
 	defer func() {
 		inner.Close()
-		if inner.silent.Load() {
+		if inner.silent.Load() && f.ctx.Err() == nil {
 			f.deny(refuse(boxed.EgressRejectedCA, "the program ended the connection after the handshake and asked for nothing, as one does that looks at the certificate late (GnuTLS) and does not trust the sandbox's own CA; see docs/egress-tls.md"))
 		}
 	}()
@@ -366,7 +366,7 @@ func (p *plain) serveAbsolute(w http.ResponseWriter, r *http.Request) {
 	authority, _, _ = strings.Cut(authority, "?")
 	host, port, err := ParseAuthority(authority, 80)
 	if err != nil {
-		writeRefusal(w, p.s.deny(boxed.EntryHTTP, authority, 0, refuse(boxed.EgressInvalidName, "%v", err)), authority)
+		writeRefusal(w, p.s.deny(boxed.EntryHTTP, withoutUser(authority), 0, refuse(boxed.EgressInvalidName, "%v", err)), withoutUser(authority))
 		return
 	}
 	h, refused := p.host(r.Context(), host, port)

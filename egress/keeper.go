@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -50,17 +51,15 @@ type KeeperConfig struct {
 // for. All methods are safe for concurrent use.
 type Keeper struct {
 	cfg KeeperConfig
+	// secrets by owner/name: replaced as a whole, since they are asked for by what the lock
+	// below waits for.
+	secrets atomic.Pointer[map[string]*held]
 
 	mu         sync.Mutex
 	generation uint64
 	hash       string
 	profiles   map[string]*boxed.EgressProfile // by owner/name; the operator's have no owner
 	boxes      map[boxed.ID]*boxEgress
-
-	// A value is read by connections while mu is held, too: that of those that are judged
-	// anew. To replace the secrets takes both.
-	secretsMu sync.Mutex
-	secrets   map[string]*held // by owner/name; the map itself never changes
 }
 
 // held is a secret with its value, if this node has it.
@@ -113,7 +112,8 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	k := &Keeper{cfg: cfg, profiles: map[string]*boxed.EgressProfile{}, secrets: map[string]*held{}, boxes: map[boxed.ID]*boxEgress{}}
+	k := &Keeper{cfg: cfg, profiles: map[string]*boxed.EgressProfile{}, boxes: map[boxed.ID]*boxEgress{}}
+	k.secrets.Store(&map[string]*held{})
 	k.SetProfiles(nil)
 	return k
 }
@@ -140,8 +140,6 @@ func (k *Keeper) SetProfiles(list []boxed.EgressProfile) {
 // SetSecrets replaces all secrets, and applies them to what lives. Those that were revoked
 // are among them: what a sandbox had of one stays refused.
 func (k *Keeper) SetSecrets(list []HeldSecret) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	secrets := map[string]*held{}
 	for _, s := range list {
 		h := &held{s.Secret, s.Read}
@@ -149,9 +147,9 @@ func (k *Keeper) SetSecrets(list []HeldSecret) {
 			secrets[h.key()] = h
 		}
 	}
-	k.secretsMu.Lock()
-	k.secrets = secrets
-	k.secretsMu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.secrets.Store(&secrets)
 	k.renewLocked()
 }
 
@@ -167,6 +165,11 @@ func (k *Keeper) Generation() (uint64, string) {
 func (k *Keeper) profileLocked(owner, name string) (*boxed.EgressProfile, error) {
 	switch name {
 	case "":
+		for _, key := range []string{owner + "/" + DefaultProfile, "/" + DefaultProfile} {
+			if p := k.profiles[key]; p != nil {
+				return p, nil
+			}
+		}
 		return k.cfg.Default, nil
 	case NoProfile:
 		return nil, nil
@@ -179,16 +182,20 @@ func (k *Keeper) profileLocked(owner, name string) (*boxed.EgressProfile, error)
 	return nil, boxed.Errorf(boxed.CodeNotFound, "there is no egress profile %q; boxedctl egress profile ls shows those there are", name).WithField("egress.profile")
 }
 
+// DefaultProfile is the name of the profile of an owner's sandboxes, or of everybody's where
+// it is the operator's, that name none.
+const DefaultProfile = "default"
+
 // NoProfile is the name of no profile, for who wants none of the default.
 const NoProfile = "none"
 
-// secretLocked finds a secret that an owner may attach, their own first.
-func (k *Keeper) secretLocked(owner, name string) *held {
-	if s := k.secrets[owner+"/"+name]; s != nil && s.RevokedAt.IsZero() {
+// secretOf finds a secret that an owner may attach, their own first.
+func (k *Keeper) secretOf(owner, name string) *held {
+	if s := (*k.secrets.Load())[owner+"/"+name]; s != nil && s.RevokedAt.IsZero() {
 		return s
 	}
-	for _, key := range slices.Sorted(maps.Keys(k.secrets)) {
-		s := k.secrets[key]
+	for _, key := range slices.Sorted(maps.Keys(*k.secrets.Load())) {
+		s := (*k.secrets.Load())[key]
 		if s.Name == name && s.RevokedAt.IsZero() && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
 			return s
 		}
@@ -196,24 +203,28 @@ func (k *Keeper) secretLocked(owner, name string) *held {
 	return nil
 }
 
-// revokedLocked finds a secret that an owner could attach before it was revoked.
-func (k *Keeper) revokedLocked(owner, name string) *held {
-	if s := k.secrets[owner+"/"+name]; s != nil {
+// lastOf finds a secret that an owner could attach before it was revoked.
+func (k *Keeper) lastOf(owner, name string) *held {
+	if s := (*k.secrets.Load())[owner+"/"+name]; s != nil {
 		return s
 	}
-	for _, key := range slices.Sorted(maps.Keys(k.secrets)) {
-		if s := k.secrets[key]; s.Name == name && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
+	for _, key := range slices.Sorted(maps.Keys(*k.secrets.Load())) {
+		if s := (*k.secrets.Load())[key]; s.Name == name && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
 			return s
 		}
 	}
 	return nil
 }
 
+// isRevoked reports whether a secret is no more.
+func (k *Keeper) isRevoked(owner, name string) bool {
+	s := (*k.secrets.Load())[owner+"/"+name]
+	return s == nil || !s.RevokedAt.IsZero()
+}
+
 // valueOf is the value of a secret as it is now.
 func (k *Keeper) valueOf(owner, name string) (Value, bool) {
-	k.secretsMu.Lock()
-	s := k.secrets[owner+"/"+name]
-	k.secretsMu.Unlock()
+	s := (*k.secrets.Load())[owner+"/"+name]
 	if s == nil || !s.RevokedAt.IsZero() {
 		return Value{}, false
 	}
@@ -222,11 +233,51 @@ func (k *Keeper) valueOf(owner, name string) (Value, bool) {
 }
 
 // Wanted reports whether a sandbox that asks for this has egress at all.
-func (k *Keeper) Wanted(spec *boxed.EgressSpec) bool {
-	if spec == nil {
-		return k.cfg.Default != nil
+func (k *Keeper) Wanted(owner string, spec *boxed.EgressSpec) bool {
+	if spec != nil && (len(spec.Allow) > 0 || len(spec.Secrets) > 0 || spec.OnDeny != "") {
+		return true
 	}
-	return spec.Profile != NoProfile && (spec.Profile != "" || k.cfg.Default != nil) || len(spec.Allow) > 0 || len(spec.Secrets) > 0 || spec.OnDeny == boxed.DenyAsk
+	if spec != nil && spec.Profile != "" {
+		return spec.Profile != NoProfile
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p, _ := k.profileLocked(owner, "")
+	return p != nil
+}
+
+// Homes are the nodes that a sandbox which asks for this must be on: those that its secrets
+// are sealed to, where no node uses them for others. Nil is any.
+func (k *Keeper) Homes(owner string, spec *boxed.EgressSpec) (nodes []boxed.NodeID) {
+	if spec == nil {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	names := make([]string, 0, len(spec.Secrets))
+	for _, use := range spec.Secrets {
+		names = append(names, use.Name)
+	}
+	if p, _ := k.profileLocked(owner, spec.Profile); p != nil {
+		for _, r := range p.Rules {
+			if r.Credential != "" && r.Need != boxed.CredentialOptional {
+				names = append(names, r.Credential)
+			}
+		}
+	}
+	for _, name := range names {
+		s := k.secretOf(owner, name)
+		switch {
+		case s == nil || s.HeldBy != "" || len(s.Nodes) == 0:
+		case nodes == nil:
+			nodes = slices.Clone(s.Nodes)
+		default:
+			if nodes = slices.DeleteFunc(nodes, func(id boxed.NodeID) bool { return !slices.Contains(s.Nodes, id) }); len(nodes) == 0 {
+				return []boxed.NodeID{""} // none has all of them
+			}
+		}
+	}
+	return nodes
 }
 
 // Check says whether a sandbox could have this, without giving it.
@@ -307,6 +358,10 @@ func (k *Keeper) composeLocked(b *boxEgress, granted bool) error {
 			}
 		}
 	}
+	// EP1: claude-code#81572; what must be denied is, or nothing of it comes into force.
+	if canary, err := ParseHost(b.state.Canary); err == nil && out.policy.denies(canary) != nil {
+		return boxed.Errorf(boxed.CodeInternal, "the policy lets through what no rule names")
+	}
 	b.now, b.err = out, nil
 	session := Session{Sandbox: b.sandbox.ID, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: out.policy, Bindings: out.bindings, Canary: b.state.Canary}
 	if len(out.hosts) > 0 {
@@ -385,7 +440,7 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 }
 
 func (k *Keeper) valueLocked(name string, b *boxEgress) (Value, bool) {
-	s := k.secretLocked(b.sandbox.Owner, name)
+	s := k.secretOf(b.sandbox.Owner, name)
 	if s == nil {
 		return Value{}, false
 	}

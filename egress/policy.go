@@ -105,6 +105,16 @@ func (p *Policy) Decide(host Host, port uint16) Decision {
 	return dec
 }
 
+// denies returns an error unless a name that only a rule for any name could have meant is
+// refused.
+func (p *Policy) denies(canary Host) error {
+	d := p.Decide(canary, 443)
+	if d.Allowed() && !d.Rules[0].Pattern.Any() {
+		return fmt.Errorf("%s is allowed by %s", canary, d.Rule)
+	}
+	return nil
+}
+
 // Known reports whether some rule names the host, and the ports that rules name.
 func (p *Policy) Known(host Host) Decision {
 	d := p.Decide(host, 0)

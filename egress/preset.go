@@ -81,7 +81,7 @@ func presets() map[string]*preset {
 		"pypi": {
 			shapes:    []shape{{"pypi-", 170}},
 			env:       fixedEnv("TWINE_PASSWORD", "UV_PUBLISH_TOKEN", "FLIT_PASSWORD", "HATCH_INDEX_AUTH", "POETRY_PYPI_TOKEN_PYPI"),
-			endpoints: hostsWith([]string{"upload.pypi.org"}, []string{"/legacy/"}, Slot{Kind: SlotBasic, User: "__token__"}), files: pipFiles,
+			endpoints: pypi, files: pipFiles,
 		},
 		"aws": {
 			shapes:    []shape{{"AKIA", 16}},
@@ -147,6 +147,15 @@ func hostsWith(own, paths []string, slots ...Slot) func(boxed.Secret, boxed.Secr
 		}
 		return list
 	}
+}
+
+// pypi takes uploads at one path; an index of one's own has paths of its own.
+func pypi(s boxed.Secret, use boxed.SecretUse) []endpoint {
+	paths := []string{"/legacy/"}
+	if len(s.Hosts) > 0 {
+		paths = nil
+	}
+	return hostsWith([]string{"upload.pypi.org"}, paths, Slot{Kind: SlotBasic, User: "__token__"})(s, use)
 }
 
 // parseSlot reads "bearer", "basic", "basic:USER", "header:NAME", "query:NAME" or "sigv4".

@@ -298,7 +298,13 @@ func (s *session) outdated(f *flow) *refusal {
 // revoked reports whether a rule's secret has no value any more.
 func (d Decision) revoked() bool {
 	return slices.ContainsFunc(d.Rules, func(r *Rule) bool {
-		if r.Binding == nil || r.Binding.HeldBy != "" {
+		if r.Binding == nil {
+			return false
+		}
+		if r.Binding.gone != nil && r.Binding.gone() {
+			return true
+		}
+		if r.Binding.HeldBy != "" {
 			return false
 		}
 		_, ok := r.Binding.value()
@@ -361,8 +367,8 @@ type flow struct {
 
 // record begins a record of the session.
 func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxed.EgressRecord {
-	policy, _, _ := s.now()
-	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: host, Port: port}
+	policy, tokens, _ := s.now()
+	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: tokens.shown(host), Port: port}
 	_, rec.Owner, rec.Labels = s.who()
 	if policy != nil {
 		rec.Generation = policy.Generation

@@ -196,7 +196,7 @@ func (k *Keeper) exitPolicyLocked(profile *boxed.EgressProfile) (*Policy, error)
 func (k *Keeper) heldFor(s *session, owner string, r boxed.EgressRelay) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	secret := k.secretLocked(owner, r.Secret)
+	secret := k.secretOf(owner, r.Secret)
 	if secret == nil || secret.HeldBy != k.cfg.Node {
 		return refuse(boxed.EgressNoCredential, "this node holds no secret %s for %s", clip(r.Secret, 40), owner)
 	}

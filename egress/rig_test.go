@@ -1,9 +1,11 @@
 package egress_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -60,6 +62,8 @@ func newRig(t testing.TB, changes ...func(*rigConfig)) *rig {
 		Times: egress.Times{Hello: patience, Drain: patience},
 	}
 	c.Keeper.Now = r.clock.now
+	log := slog.New(slog.NewJSONHandler(&r.records.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	c.Proxy.Log, c.Keeper.Log = log, log
 	for _, change := range changes {
 		change(&c)
 	}
@@ -229,6 +233,25 @@ type ledger struct {
 	all    []boxed.EgressRecord
 	full   bool // nothing can be recorded
 	hidden []string
+	log    logged
+}
+
+// logged is what was logged.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }
 
 var errFull = errors.New("the disk is full")
@@ -325,6 +348,11 @@ func (l *ledger) holdsNoSecret() {
 			if h != "" && strings.Contains(string(text), h) {
 				l.t.Errorf("a record holds a placeholder or a credential: %s", text)
 			}
+		}
+	}
+	for _, h := range l.hidden {
+		if text := l.log.String(); h != "" && strings.Contains(text, h) {
+			l.t.Errorf("the log holds a placeholder or a credential: %s", text)
 		}
 	}
 }

@@ -70,8 +70,8 @@ func errNobody() error {
 }
 
 // askFor is what a resolved spec asks of a node.
-func (h *host) askFor(ctx context.Context, spec boxed.Spec) scheduler.Ask {
-	ask := scheduler.Ask{
+func (h *host) askFor(ctx context.Context, spec boxed.Spec) (ask scheduler.Ask) {
+	ask = scheduler.Ask{
 		Limits: spec.Limits, Runtime: spec.Runtime, Node: spec.Node, Strategy: h.cfg.Strategy,
 		Entry: cmp.Or(boxed.HopFrom(ctx), h.cfg.ID),
 	}
@@ -80,6 +80,7 @@ func (h *host) askFor(ctx context.Context, spec boxed.Spec) scheduler.Ask {
 		// where it is already would keep a node without sandboxes without them.
 		ask.Image = spec.Image
 	}
+	defer func() { ask.Near = h.homes(ctx, spec, ask.Near) }()
 	if p := spec.Placement; p != nil {
 		ask.Isolation, ask.Labels = p.Isolation, p.NodeLabels
 		for _, id := range p.Near {
@@ -90,6 +91,25 @@ func (h *host) askFor(ctx context.Context, spec boxed.Spec) scheduler.Ask {
 		}
 	}
 	return ask
+}
+
+// homes are the nodes that a spec must be on: near, and those that have its secrets. Where
+// no node is both, none fits.
+func (h *host) homes(ctx context.Context, spec boxed.Spec, near []boxed.NodeID) []boxed.NodeID {
+	if h.cfg.Egress == nil {
+		return near
+	}
+	homes := h.cfg.Egress.Keeper.Homes(boxed.PrincipalFrom(ctx).Owner, spec.Egress)
+	switch {
+	case homes == nil:
+		return near
+	case near == nil:
+		return homes
+	}
+	if homes = slices.DeleteFunc(homes, func(id boxed.NodeID) bool { return !slices.Contains(near, id) }); len(homes) == 0 {
+		return []boxed.NodeID{""}
+	}
+	return homes
 }
 
 func (h *host) withinQuota(held boxed.Capacity, who boxed.Principal, l boxed.Limits) error {

@@ -73,8 +73,10 @@ func (h *host) AllowEgress(ctx context.Context, id boxed.ID, a boxed.EgressAllow
 	if a.For < 0 {
 		return nil, boxed.Errorf(boxed.CodeInvalid, "for: a time is positive").WithField("for")
 	}
-	if s.Egress == nil { // it had none so far
-		return h.SetEgress(ctx, id, boxed.EgressSpec{Allow: []string{a.Host}})
+	if s.Egress == nil { // it had none so far: let it out, to nothing
+		if _, err := h.SetEgress(ctx, id, boxed.EgressSpec{Profile: egress.NoProfile, OnDeny: boxed.DenyRefuse}); err != nil {
+			return nil, err
+		}
 	}
 	if err := h.cfg.Manager.AllowEgress(ctx, id, a.Host, a.For.D()); err != nil {
 		return nil, err

@@ -16,8 +16,9 @@ import (
 // Egress lets sandboxes out. The Manager tells it of each that may leave, and hands it what
 // their agents hand over.
 type Egress interface {
-	// Wanted reports whether a sandbox that asks for this, nil for nothing, has egress.
-	Wanted(spec *boxed.EgressSpec) bool
+	// Wanted reports whether an owner's sandbox that asks for this, nil for nothing, has
+	// egress.
+	Wanted(owner string, spec *boxed.EgressSpec) bool
 	// Attach lets a sandbox out, or changes what it may reach. roots are the certificates
 	// that its image trusts, as PEM.
 	Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error)
@@ -75,20 +76,15 @@ func (b *box) stepCanary(ctx context.Context) error {
 	if !host.ServesEgress() {
 		return nil
 	}
-	if _, err := host.Canary(ctx, agent.Canary{}); err != nil {
-		return err
-	}
-	if b.m.cfg.Egress != nil {
-		b.roots(ctx, host)
-	}
-	return nil
+	_, err := host.Canary(ctx, agent.Canary{})
+	return err
 }
 
 // openEgress lets a sandbox out that is being handed over, and makes sure that it gets no
 // further than it may.
 func (b *box) openEgress(ctx context.Context, spec *boxed.EgressSpec) error {
 	e := b.m.cfg.Egress
-	if e == nil || !e.Wanted(spec) {
+	if e == nil || !e.Wanted(b.record().Sandbox.Owner, spec) {
 		return nil
 	}
 	host := b.link()
@@ -138,7 +134,7 @@ func replaceFile(path string, text []byte) error {
 // SetEgress changes what a running sandbox may reach.
 func (m *Manager) SetEgress(ctx context.Context, id boxed.ID, spec *boxed.EgressSpec) error {
 	return m.changeEgress(ctx, id, func(b *box, roots []byte) (*boxed.EgressGrant, error) {
-		if !m.cfg.Egress.Wanted(spec) {
+		if !m.cfg.Egress.Wanted(b.record().Sandbox.Owner, spec) {
 			m.cfg.Egress.Detach(id)
 			return nil, nil
 		}
@@ -225,7 +221,8 @@ const (
 )
 
 // roots are the certificates that the sandbox's image trusts. They are read once per image,
-// out of a sandbox that nobody has used.
+// when the first sandbox of it is let out: where its root is read-only, user code has no part
+// in them.
 func (b *box) roots(ctx context.Context, host *agent.Host) []byte {
 	digest := b.record().Sandbox.ImageDigest
 	m := b.m

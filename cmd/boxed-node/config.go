@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/egress"
 	"github.com/boxed-mesh/boxed/sandbox"
 	"github.com/boxed-mesh/boxed/sandbox/docker"
 	"github.com/boxed-mesh/boxed/scheduler"
@@ -189,6 +190,7 @@ func Default() *Config {
 		SSH:     SSHConfig{Listen: defaultSSHListen, IdleTimeout: boxed.Duration(12 * time.Hour), AuthorizedKeys: map[string]string{}},
 		Tailnet: TailnetConfig{Tag: "tag:boxed", API: true, Users: true, Tags: map[string]string{}},
 		Mesh:    MeshConfig{Network: networkTCP, Listen: fmt.Sprintf(":%d", transport.DefaultPort), Pace: string(transport.PaceLAN)},
+		Egress:  EgressConfig{Limits: egress.Limits{}.Defaults()},
 		Docker:  DockerConfig{PullTimeout: boxed.Duration(docker.DefaultPullTimeout)},
 		UIDs:    UIDRange{First: boxed.DefaultFirstUID, Last: boxed.DefaultLastUID},
 		Limits: LimitsConfig{

@@ -28,7 +28,7 @@ var _ sandbox.Egress = (*wayOut)(nil)
 
 func newWayOut() *wayOut { return &wayOut{attached: map[boxed.ID]*boxed.EgressGrant{}} }
 
-func (w *wayOut) Wanted(spec *boxed.EgressSpec) bool { return spec != nil }
+func (w *wayOut) Wanted(_ string, spec *boxed.EgressSpec) bool { return spec != nil }
 
 func (w *wayOut) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error) {
 	w.mu.Lock()
