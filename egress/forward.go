@@ -139,7 +139,7 @@ func (q *forwarding) serve() {
 		return
 	}
 	q.rec.Allowed, q.rec.Reason = true, boxed.EgressAllowed
-	if err := q.f.s.proxy.cfg.Records.Allow(q.rec); err != nil {
+	if err := q.f.s.records().Allow(q.rec); err != nil {
 		q.refuse(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
 		return
 	}
@@ -195,7 +195,7 @@ func (q *forwarding) connected(conn net.Conn) {
 // refuse records and tells why nothing leaves.
 func (q *forwarding) refuse(r *refusal) {
 	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, r.status()
-	q.f.s.proxy.cfg.Records.Deny(q.rec)
+	q.f.s.records().Deny(q.rec)
 	q.tell(r)
 }
 
@@ -239,7 +239,7 @@ func (q *forwarding) ended(status int, err error) {
 	} else if err != nil {
 		rec.Reason, rec.Detail = boxed.EgressTruncated, "the answer was cut off"
 	}
-	q.f.s.proxy.cfg.Records.End(rec)
+	q.f.s.records().End(rec)
 }
 
 // outgoing is the request as it leaves. Hop-by-hop headers are gone before anything is put

@@ -48,9 +48,28 @@ func ParseProfile(text []byte) (*boxed.EgressProfile, error) {
 	if p.Rules == nil {
 		return nil, boxed.Errorf(boxed.CodeInvalid, "rules is missing: an empty list allows nothing, none at all is a mistake").WithField("rules")
 	}
-	return CheckProfile(boxed.EgressProfile{
+	profile, err := CheckProfile(boxed.EgressProfile{
 		Version: p.Version, Name: p.Name, Owner: p.Owner, Rules: *p.Rules, Deny: p.Deny, OnDeny: p.OnDeny, Exit: p.Exit,
 	})
+	return profile, atLine(file, err)
+}
+
+// atLine adds the line of the field that an error names.
+func atLine(file *ast.File, err error) error {
+	var e *boxed.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	field, _ := e.Detail["field"].(string)
+	path, perr := yaml.PathString("$." + field)
+	if field == "" || perr != nil {
+		return err
+	}
+	node, perr := path.FilterFile(file)
+	if perr != nil || node == nil || node.GetToken() == nil {
+		return err
+	}
+	return boxed.Errorf(e.Code, "line %d: %w", node.GetToken().Position.Line, err).WithField(field)
 }
 
 // badYAML is an error of the parser, which shows the line.

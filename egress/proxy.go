@@ -365,6 +365,35 @@ type flow struct {
 	rec              boxed.EgressRecord
 }
 
+// records keeps the session's records, without its placeholders: programs put them into
+// paths and names.
+func (s *session) records() Recorder {
+	_, tokens, _ := s.now()
+	return redacting{s.proxy.cfg.Records, tokens}
+}
+
+// redacting is a Recorder that no placeholder reaches.
+type redacting struct {
+	Recorder
+	tokens *placeholders
+}
+
+func (r redacting) clean(rec boxed.EgressRecord) boxed.EgressRecord {
+	if r.tokens == nil {
+		return rec
+	}
+	for _, text := range []*string{&rec.Host, &rec.SNI, &rec.Path, &rec.Detail} {
+		if r.tokens.scan.hits(*text) {
+			*text = "[placeholder]"
+		}
+	}
+	return rec
+}
+
+func (r redacting) Allow(rec boxed.EgressRecord) error { return r.Recorder.Allow(r.clean(rec)) }
+func (r redacting) Deny(rec boxed.EgressRecord)        { r.Recorder.Deny(r.clean(rec)) }
+func (r redacting) End(rec boxed.EgressRecord)         { r.Recorder.End(r.clean(rec)) }
+
 // record begins a record of the session.
 func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxed.EgressRecord {
 	policy, tokens, _ := s.now()
@@ -381,7 +410,7 @@ func (s *session) deny(entry boxed.EgressEntry, host string, port uint16, r *ref
 	rec := s.record(entry, host, port)
 	rec.Reason, rec.Detail, rec.Rule = r.Reason, r.Detail, r.Rule
 	if host == "" || host != s.canary {
-		s.proxy.cfg.Records.Deny(rec)
+		s.records().Deny(rec)
 	}
 	return r
 }
@@ -458,14 +487,14 @@ func (f *flow) close() {
 func (f *flow) deny(r *refusal) *refusal {
 	rec := f.rec
 	rec.Reason, rec.Detail = r.Reason, r.Detail
-	f.s.proxy.cfg.Records.Deny(rec)
+	f.s.records().Deny(rec)
 	return r
 }
 
 // allow records that the flow opens; nothing may flow before.
 func (f *flow) allow() *refusal {
 	f.rec.Allowed, f.rec.Reason = true, boxed.EgressAllowed
-	if err := f.s.proxy.cfg.Records.Allow(f.rec); err != nil {
+	if err := f.s.records().Allow(f.rec); err != nil {
 		f.rec.Allowed = false
 		return f.deny(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
 	}
@@ -482,7 +511,7 @@ func (f *flow) ended(up, down int64, err error) {
 	if r := (*refusal)(nil); errors.As(err, &r) {
 		rec.Reason, rec.Detail = r.Reason, r.Detail
 	}
-	f.s.proxy.cfg.Records.End(rec)
+	f.s.records().End(rec)
 }
 
 // Resolve answers a DNS query of a sandbox. Nothing is looked up outside.
