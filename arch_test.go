@@ -69,6 +69,7 @@ var soleUsers = map[string][]string{
 	"tailscale.com":                   {"transport/tsnet", "transport/tsnet/tailnettest"},
 	"github.com/gliderlabs/ssh":       {"sshd"},
 	"github.com/pkg/sftp":             {"agent/boxed-tools"},
+	"github.com/aws/aws-sdk-go-v2":    {"egress"},
 }
 
 // noRooms are names that say nothing of what lies in them.

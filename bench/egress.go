@@ -123,16 +123,12 @@ func (e *egressRun) node(ctx context.Context, s settings) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := strconv.ParseUint(rawPort, 10, 16)
-	if err == nil {
-		profile, _ := json.Marshal(boxed.EgressProfile{Version: 1, Name: egressProfile, Rules: []boxed.EgressRule{ // plain data always encodes
-			{Host: rawName, Ports: []uint16{uint16(port)}, Raw: true},
-			{Host: tunnelName},
-			{Host: interceptName, Mode: boxed.EgressIntercept},
-		}})
-		_, err = n.ApplyProfile(ctx, profile, false)
-	}
-	if err != nil {
+	profile, _ := json.Marshal(boxed.EgressProfile{Version: 1, Name: egressProfile, Rules: []boxed.EgressRule{ // plain data always encodes
+		{Host: rawName, Ports: []uint16{rawPort}, Raw: true},
+		{Host: tunnelName},
+		{Host: interceptName, Mode: boxed.EgressIntercept},
+	}})
+	if _, err := n.ApplyProfile(ctx, profile, false); err != nil {
 		n.close()
 		return nil, fmt.Errorf("apply the profile: %w", err)
 	}
@@ -249,9 +245,9 @@ func (e *egressRun) waysOut(ctx context.Context) error {
 	box := within(n, id)
 	pause(ctx, rest)
 	size := int64(e.count(1024, 256, 64)) * boxed.MiB
-	raw := net.JoinHostPort(rawName, rawPort)
+	raw := rawAt(rawName)
 	e.turns(ctx, e.trials(7, 5, 1), []way{
-		e.tunnel(direct, e.beside, size, raw, farAddress+":"+rawPort),
+		e.tunnel(direct, e.beside, size, raw, rawAt(farAddress)),
 		e.tunnel(socat, e.beside, size, raw, between),
 		e.tunnel(boxedPool, box, size, raw, ""),
 	})
@@ -304,7 +300,7 @@ func (e *egressRun) startSocat(ctx context.Context) (stop func(), at string, err
 	if err != nil {
 		return nil, "", err
 	}
-	argv := e.out.host.argv("socat", "TCP-LISTEN:"+port+",fork,reuseaddr", "TCP:"+net.JoinHostPort(farAddress, rawPort))
+	argv := e.out.host.argv("socat", "TCP-LISTEN:"+port+",fork,reuseaddr", "TCP:"+rawAt(farAddress))
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -461,7 +457,7 @@ func (e *egressRun) newHolder(ctx context.Context, n *node) (*holder, error) {
 	go func() {
 		var errs bytes.Buffer
 		status, err := n.Exec(ctx, id, boxed.ExecRequest{
-			Args: []string{guestClient, clientProgram, "hold", "-to", net.JoinHostPort(rawName, rawPort)}, Stdin: in, Stdout: fill, Stderr: &errs,
+			Args: []string{guestClient, clientProgram, "hold", "-to", rawAt(rawName)}, Stdin: in, Stdout: fill, Stderr: &errs,
 		})
 		if err == nil {
 			err = exited(status)
@@ -523,7 +519,7 @@ func (e *egressRun) shorts(ctx context.Context) error {
 	}
 	box := within(n, id)
 	connect := func(many int) error {
-		took, err := box(ctx, "short", "-to", net.JoinHostPort(rawName, rawPort), "-count", strconv.Itoa(many))
+		took, err := box(ctx, "short", "-to", rawAt(rawName), "-count", strconv.Itoa(many))
 		if err == nil {
 			e.say("%d short connections took %.1f s", many, took[0])
 			pause(ctx, time.Duration(e.count(10, 10, 2))*time.Second)

@@ -22,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -58,8 +59,11 @@ const (
 	tunnelName    = "tunnel.bench.example"
 	interceptName = "intercept.bench.example"
 
-	rawPort = "5001"
+	rawPort = 5001 // neither 80 nor 443, where raw rules are not allowed
 )
+
+// rawAt is the raw server at a name or an address.
+func rawAt(host string) string { return net.JoinHostPort(host, strconv.Itoa(rawPort)) }
 
 // newOutside makes it, with files in dir. Its close ends it.
 func newOutside(dir string) (_ *outside, err error) {
@@ -84,7 +88,7 @@ func newOutside(dir string) (_ *outside, err error) {
 	if err := o.serveNames(); err != nil {
 		return nil, err
 	}
-	raw, err := o.listen(farAddress + ":" + rawPort)
+	raw, err := o.listen(rawAt(farAddress))
 	if err != nil {
 		return nil, err
 	}

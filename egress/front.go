@@ -135,7 +135,7 @@ func (h *proxyHandler) deny(w http.ResponseWriter, host string, port uint16, r *
 
 // connect serves a CONNECT: all that can be known is judged before it is answered.
 func (h *proxyHandler) connect(w http.ResponseWriter, r *http.Request) {
-	host, port, err := ParseAuthority(r.RequestURI, 0)
+	host, port, err := parseTarget(r.RequestURI, 0)
 	if err != nil {
 		h.deny(w, withoutUser(r.RequestURI), 0, refuse(boxed.EgressInvalidName, "%v", err))
 		return
@@ -249,8 +249,15 @@ func (p *placeholders) shown(text string) string {
 	return text
 }
 
-// withoutUser is what is shown of an authority that is none: before an "@" stands a
-// credential.
+// parseTarget is ParseAuthority of what a program asks the proxy for. What stands before an
+// "@" is a credential, of which nothing is said.
+func parseTarget(s string, defaultPort uint16) (Host, uint16, error) {
+	if strings.Contains(s, "@") {
+		return Host{}, 0, errors.New("a user or a password before the host")
+	}
+	return ParseAuthority(s, defaultPort)
+}
+
 func withoutUser(authority string) string { return authority[strings.LastIndexByte(authority, '@')+1:] }
 
 // hopByHop are headers of one connection (RFC 9110, 7.6.1), besides those that Connection

@@ -364,7 +364,7 @@ func (p *plain) serveAbsolute(w http.ResponseWriter, r *http.Request) {
 	rest := strings.TrimPrefix(r.RequestURI, "http://")
 	authority, _, _ := strings.Cut(rest, "/")
 	authority, _, _ = strings.Cut(authority, "?")
-	host, port, err := ParseAuthority(authority, 80)
+	host, port, err := parseTarget(authority, 80)
 	if err != nil {
 		writeRefusal(w, p.s.deny(boxed.EntryHTTP, withoutUser(authority), 0, refuse(boxed.EgressInvalidName, "%v", err)), withoutUser(authority))
 		return

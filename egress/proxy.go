@@ -408,7 +408,8 @@ func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxe
 // deny records a refusal and returns it.
 func (s *session) deny(entry boxed.EgressEntry, host string, port uint16, r *refusal) *refusal {
 	rec := s.record(entry, host, port)
-	rec.Reason, rec.Detail, rec.Rule = r.Reason, r.Detail, r.Rule
+	_, tokens, _ := s.now()
+	rec.Reason, rec.Detail, rec.Rule = r.Reason, tokens.shown(r.Detail), r.Rule
 	if host == "" || host != s.canary {
 		s.records().Deny(rec)
 	}

@@ -104,9 +104,10 @@ func (r *rig) profile(p boxed.EgressProfile) {
 		r.t.Fatal(err)
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.profiles = append(slices.DeleteFunc(r.profiles, func(o boxed.EgressProfile) bool { return o.Name == p.Name && o.Owner == p.Owner }), *checked)
-	r.keeper.SetProfiles(r.profiles)
+	list := slices.Clone(r.profiles)
+	r.mu.Unlock()
+	r.keeper.SetProfiles(list)
 }
 
 // secret sets a secret, or rotates it. No record may ever hold its value.
@@ -347,6 +348,7 @@ func (l *ledger) holdsNoSecret() {
 		for _, h := range l.hidden {
 			if h != "" && strings.Contains(string(text), h) {
 				l.t.Errorf("a record holds a placeholder or a credential: %s", text)
+				return
 			}
 		}
 	}

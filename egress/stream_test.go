@@ -210,7 +210,13 @@ const switched = "HTTP/1.1 101 Switching Protocols\nConnection: Upgrade\nUpgrade
 
 // upgrade asks for a WebSocket, with bytes that do not wait for the answer.
 func upgrade(conn net.Conn, host, early string) (*bufio.Reader, *http.Response, error) {
-	fmt.Fprintf(conn, "GET /socket HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n%s", host, early)
+	fmt.Fprintf(conn, "GET /socket HTTP/1.1\r\nHost: %s\r\n", host)
+	return upgradeRest(conn, early)
+}
+
+// upgradeRest is upgrade after the first fields.
+func upgradeRest(conn net.Conn, early ...string) (*bufio.Reader, *http.Response, error) {
+	io.WriteString(conn, "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"+strings.Join(early, ""))
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, &http.Request{Method: "GET"})
 	return in, resp, err
