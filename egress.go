@@ -368,6 +368,13 @@ type Policies interface {
 	Thaw(ctx context.Context, id string) error
 }
 
+// Files of a sandbox's egress: certificates that are trusted besides the image's, and all of
+// them together, which who writes the first makes of it.
+const (
+	EgressCAFile     = "ca.pem"
+	EgressBundleFile = "bundle.pem"
+)
+
 // EgressGrant is what the record of a sandbox keeps of its egress.
 type EgressGrant struct {
 	Spec EgressSpec        `json:"spec"`

@@ -195,7 +195,9 @@ func TestAnAnswerMayTakeItsTime(t *testing.T) {
 	if d := (egress.Times{}).Defaults().Answer; d != 10*time.Minute {
 		t.Errorf("an answer has %s to begin", d)
 	}
-	r := newRig(t, times(func(x *egress.Times) { x.Hello, x.Idle, x.Answer = 50*time.Millisecond, 50*time.Millisecond, 600*time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) {
+		x.Hello, x.Idle, x.Answer = 50*time.Millisecond, 50*time.Millisecond, 600*time.Millisecond
+	}))
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {
 		wait := 300 * time.Millisecond
 		if req.URL.Path == "/never" {

@@ -58,7 +58,7 @@ func TestGitOverHTTPSWithAPlaceholder(t *testing.T) {
 		}
 		for field, reason := range map[string]boxed.EgressReason{
 			basicOf("alice", "ghp_FOREIGN"): boxed.EgressForeignCredential, basicOf(token, "other"): boxed.EgressForeignCredential,
-			basicOf("alice", "x"+token): boxed.EgressMisuse,
+			basicOf("alice", "x"+token):     boxed.EgressMisuse,
 			"Authorization: Basic " + token: boxed.EgressForeignCredential, "Authorization: Basic ====": boxed.EgressForeignCredential,
 		} {
 			if a := send(t, c, request(t, "GET", target, "", field)); a.StatusCode != 403 || a.reason != reason {

@@ -345,6 +345,9 @@ func (q *forwarding) answer(resp *http.Response) error {
 	for name := range resp.Trailer {
 		head.Add("Trailer", name)
 	}
+	if len(resp.Trailer) > 0 && q.in.ProtoMajor == 1 {
+		head.Del("Content-Length") // HTTP/1.1 has one of the two
+	}
 	if head.Get("Date") == "" {
 		head["Date"] = nil
 	}

@@ -36,6 +36,13 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 		f.deny(refuse(boxed.EgressNoCredential, "the sandbox has no certificate authority"))
 		return
 	}
+	up := newUpstream(f, "https", upstream)
+	if f.held() {
+		up = newHeldUpstream(f, upstream)
+	} else {
+		up.greet() // while the program's own handshake goes on
+	}
+	defer up.close()
 	shaken, r := f.shake(withPrefix(conn, prefix), ca)
 	if r != nil {
 		f.deny(r)
@@ -48,11 +55,6 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 			f.deny(refuse(boxed.EgressRejectedCA, "the program ended the connection after the handshake and asked for nothing, as one does that looks at the certificate late (GnuTLS) and does not trust the sandbox's own CA; see docs/egress-tls.md"))
 		}
 	}()
-	up := newUpstream(f, "https", upstream)
-	if f.held() {
-		up = newHeldUpstream(f, upstream)
-	}
-	defer up.close()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()
 	})
@@ -139,6 +141,24 @@ type upstream struct {
 
 	mu    sync.Mutex
 	first net.Conn // that was made already
+	// greeted is a connection whose handshake was begun ahead of the first request; nil:
+	// none, or it is taken.
+	greeted chan greeting
+}
+
+// greeting is what became of a handshake.
+type greeting struct {
+	conn net.Conn
+	err  error
+}
+
+// greet begins the handshake with the destination.
+func (u *upstream) greet() {
+	u.greeted = make(chan greeting, 1)
+	go func(done chan<- greeting) {
+		conn, err := u.handshake(u.f.ctx, protocols())
+		done <- greeting{conn, err}
+	}(u.greeted)
 }
 
 func newUpstream(f *flow, scheme string, first net.Conn) *upstream {
@@ -147,7 +167,7 @@ func newUpstream(f *flow, scheme string, first net.Conn) *upstream {
 	u.transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return u.dial(ctx) },
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return u.dialTLS(ctx, []string{"h2", "http/1.1"})
+			return u.dialTLS(ctx)
 		},
 		ForceAttemptHTTP2: scheme == "https", DisableCompression: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: 90 * time.Second,
 		ResponseHeaderTimeout: t.Answer, ExpectContinueTimeout: 5 * time.Second, MaxResponseHeaderBytes: maxAnswerHead,
@@ -163,6 +183,10 @@ func (u *upstream) close() {
 	u.transport.CloseIdleConnections()
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.greeted != nil {
+		go closeGreeted(u.greeted)
+		u.greeted = nil
+	}
 	if u.first != nil {
 		u.first.Close()
 	}
@@ -185,7 +209,36 @@ func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-func (u *upstream) dialTLS(ctx context.Context, protos []string) (net.Conn, error) {
+// dialTLS takes the connection that was greeted already, or makes one more.
+func (u *upstream) dialTLS(ctx context.Context) (net.Conn, error) {
+	u.mu.Lock()
+	greeted := u.greeted
+	u.greeted = nil
+	u.mu.Unlock()
+	if greeted == nil {
+		return u.handshake(ctx, protocols())
+	}
+	select {
+	case g := <-greeted:
+		return g.conn, g.err
+	case <-ctx.Done():
+		go closeGreeted(greeted)
+		return nil, ctx.Err()
+	}
+}
+
+// closeGreeted closes a connection that nobody took.
+func closeGreeted(greeted <-chan greeting) {
+	if g := <-greeted; g.conn != nil {
+		g.conn.Close()
+	}
+}
+
+// protocols are those of requests, the best first.
+func protocols() []string { return []string{"h2", "http/1.1"} }
+
+// handshake is a connection to the destination with its TLS.
+func (u *upstream) handshake(ctx context.Context, protos []string) (net.Conn, error) {
 	conn, err := u.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -216,7 +269,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 	var conn net.Conn
 	var err error
 	if q.scheme == "https" {
-		conn, err = up.dialTLS(q.ctx, []string{"http/1.1"})
+		conn, err = up.handshake(q.ctx, []string{"http/1.1"})
 	} else {
 		conn, err = up.dial(q.ctx)
 	}

@@ -88,7 +88,6 @@ type boxEgress struct {
 	sandbox boxed.Sandbox // as it was attached
 	admin   bool
 	spec    boxed.EgressSpec
-	roots   []byte
 	state   boxState
 	now     *composed
 	err     error // why what is in force is not what it should be
@@ -101,7 +100,6 @@ type boxState struct {
 	Allowed   []boxed.EgressGranted `json:"allowed,omitempty"`
 	Admin     bool                  `json:"admin,omitempty"`
 	Canary    string                `json:"canary"`
-	Roots     []byte                `json:"roots,omitempty"`
 }
 
 // NewKeeper makes a Keeper.
@@ -292,18 +290,17 @@ func (k *Keeper) Check(owner string, spec *boxed.EgressSpec) error {
 	return err
 }
 
-// Attach lets a sandbox out. roots are those that its image trusts, as PEM. Errors: invalid,
-// not_found, forbidden.
-func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error) {
+// Attach lets a sandbox out. Errors: invalid, not_found, forbidden.
+func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.EgressGrant, error) {
 	if spec == nil {
 		spec = &boxed.EgressSpec{}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	b := &boxEgress{sandbox: *s, admin: spec.Admin, spec: *spec, roots: roots}
-	b.state = boxState{Tokens: map[string]string{}, Admin: spec.Admin, Canary: "canary-" + strings.ToLower(Placeholder("", 12)) + ".invalid", Roots: roots}
+	b := &boxEgress{sandbox: *s, admin: spec.Admin, spec: *spec}
+	b.state = boxState{Tokens: map[string]string{}, Admin: spec.Admin, Canary: "canary-" + strings.ToLower(Placeholder("", 12)) + ".invalid"}
 	if old := k.boxes[s.ID]; old != nil { // a change of one that lives
-		b.state, b.roots = old.state, old.roots
+		b.state = old.state
 	}
 	if err := k.composeLocked(b, false); err != nil {
 		return nil, err
@@ -324,7 +321,7 @@ func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 	if err := json.Unmarshal(text, &b.state); err != nil {
 		return fmt.Errorf("read the sandbox's egress: %w", err)
 	}
-	b.admin, b.roots = b.state.Admin, b.state.Roots
+	b.admin = b.state.Admin
 	k.boxes[s.ID] = b
 	if err := k.composeLocked(b, true); err != nil {
 		b.err = err
@@ -565,12 +562,11 @@ func (k *Keeper) trust(b *boxEgress, g *boxed.EgressGrant) {
 		return
 	}
 	own = append(own, extra...)
-	g.Files["ca.pem"] = own
-	g.Files["bundle.pem"] = append(append(slices.Clone(b.roots), '\n'), own...)
+	g.Files[boxed.EgressCAFile] = own // and the bundle, which the image's own are part of
 	for _, name := range addVariables {
-		g.Env[name] = Directory + "/ca.pem"
+		g.Env[name] = Directory + "/" + boxed.EgressCAFile
 	}
 	for _, name := range replaceVariables {
-		g.Env[name] = Directory + "/bundle.pem"
+		g.Env[name] = Directory + "/" + boxed.EgressBundleFile
 	}
 }

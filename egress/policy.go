@@ -29,6 +29,7 @@ type Rule struct {
 	Binding *Binding // nil: none
 	Slots   []Slot   // of Binding, at this host
 	Source  string   // where it is from: "profile packages", "secret github", "allow"
+	at      int      // among those that it was written with
 }
 
 // String names the rule in records and answers.
@@ -210,7 +211,7 @@ func compileRules(rules []boxed.EgressRule, source string) ([]*Rule, error) {
 		if err != nil {
 			return nil, boxed.Errorf(boxed.CodeInvalid, "rules[%d]: %w", i, err).WithField(fmt.Sprintf("rules[%d]", i))
 		}
-		c.Source = source
+		c.Source, c.at = source, i
 		out = append(out, c)
 	}
 	return out, nil
@@ -287,12 +288,19 @@ func order(rules []*Rule) error {
 			if a.Pattern != b.Pattern || !slices.ContainsFunc(a.Ports, func(p uint16) bool { return slices.Contains(b.Ports, p) }) {
 				continue
 			}
+			var err *boxed.Error
 			switch {
 			case a.Mode != b.Mode || a.Raw != b.Raw:
-				return boxed.Errorf(boxed.CodeInvalid, "%s and %s name the same host and port, and want different things done with it", a, b)
+				err = boxed.Errorf(boxed.CodeInvalid, "%s and %s name the same host and port, and want different things done with it", a, b)
 			case a.Credential != b.Credential && a.Credential != "" && b.Credential != "" && overlap(a, b):
-				return boxed.Errorf(boxed.CodeInvalid, "%s and %s have different credentials, %q and %q, for the same requests", a, b, a.Credential, b.Credential)
+				err = boxed.Errorf(boxed.CodeInvalid, "%s and %s have different credentials, %q and %q, for the same requests", a, b, a.Credential, b.Credential)
+			default:
+				continue
 			}
+			if a.Source == "" { // of one profile
+				err = err.WithField(fmt.Sprintf("rules[%d]", max(a.at, b.at)))
+			}
+			return err
 		}
 	}
 	return nil
@@ -306,7 +314,24 @@ func overlap(a, b *Rule) bool {
 		})
 	}
 	return any(a.Methods, b.Methods, func(x, y string) bool { return x == y }) &&
-		any(a.Paths, b.Paths, func(x, y string) bool { return pathMatches(x, y) || pathMatches(y, x) })
+		any(a.Paths, b.Paths, pathsMeet)
+}
+
+// pathsMeet reports whether some path is of two rules.
+func pathsMeet(a, b string) bool {
+	for {
+		x, restA, moreA := strings.Cut(a, "/")
+		y, restB, moreB := strings.Cut(b, "/")
+		switch {
+		case x != y && !(x == "*" && y != "") && !(y == "*" && x != ""):
+			return false
+		case !moreA || !moreB:
+			return moreA == moreB
+		case restA == "" || restB == "": // one ended at a "/"
+			return true
+		}
+		a, b = restA, restB
+	}
 }
 
 // hashOf names the content of what a person wrote.

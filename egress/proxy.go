@@ -396,8 +396,8 @@ func (r redacting) End(rec boxed.EgressRecord)         { r.Recorder.End(r.clean(
 
 // record begins a record of the session.
 func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxed.EgressRecord {
-	policy, tokens, _ := s.now()
-	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: tokens.shown(host), Port: port}
+	policy, _, _ := s.now()
+	rec := boxed.EgressRecord{At: s.proxy.cfg.Now(), Node: s.proxy.cfg.Node, Sandbox: s.id, Entry: entry, Host: host, Port: port}
 	_, rec.Owner, rec.Labels = s.who()
 	if policy != nil {
 		rec.Generation = policy.Generation
@@ -408,9 +408,11 @@ func (s *session) record(entry boxed.EgressEntry, host string, port uint16) boxe
 // deny records a refusal and returns it.
 func (s *session) deny(entry boxed.EgressEntry, host string, port uint16, r *refusal) *refusal {
 	rec := s.record(entry, host, port)
-	_, tokens, _ := s.now()
-	rec.Reason, rec.Detail, rec.Rule = r.Reason, tokens.shown(r.Detail), r.Rule
-	if host == "" || host != s.canary {
+	rec.Reason, rec.Detail, rec.Rule = r.Reason, r.Detail, r.Rule
+	s.mu.Lock()
+	canary := s.canary
+	s.mu.Unlock()
+	if host == "" || host != canary {
 		s.records().Deny(rec)
 	}
 	return r

@@ -169,7 +169,7 @@ func (r *rig) tryBox(owner string, spec boxed.EgressSpec) (*box, error) {
 	r.boxes++
 	id := boxed.ID(fmt.Sprintf("box%07d-%s", r.boxes, rigNode))
 	r.mu.Unlock()
-	grant, err := r.keeper.Attach(&boxed.Sandbox{ID: id, Owner: owner}, &spec, nil)
+	grant, err := r.keeper.Attach(&boxed.Sandbox{ID: id, Owner: owner}, &spec)
 	return &box{r, id, grant}, err
 }
 

@@ -9,19 +9,25 @@ import (
 	"strings"
 )
 
-// Value is a real credential. Nothing prints it: whoever wants it says so.
-type Value struct{ secret string }
+// Value is a real credential. Nothing prints it: whoever wants it says so. It is behind a
+// pointer for the sake of fmt, which asks no method of a field that is not exported.
+type Value struct{ secret *string }
 
 const redacted = "[redacted]"
 
 // NewValue holds a credential.
-func NewValue(secret string) Value { return Value{secret} }
+func NewValue(secret string) Value { return Value{&secret} }
 
 // Reveal is the credential itself, for the wire.
-func (v Value) Reveal() string { return v.secret }
+func (v Value) Reveal() string {
+	if v.secret == nil {
+		return ""
+	}
+	return *v.secret
+}
 
 // Empty reports whether there is none.
-func (v Value) Empty() bool { return v.secret == "" }
+func (v Value) Empty() bool { return v.Reveal() == "" }
 
 func (v Value) String() string               { return redacted }
 func (v Value) GoString() string             { return redacted }
@@ -46,8 +52,12 @@ func forms(text string) []string {
 			list = append(list, s)
 		}
 	}
-	add(url.QueryEscape(text))
-	add(url.PathEscape(text))
+	for _, s := range []string{url.QueryEscape(text), url.PathEscape(text)} {
+		add(s)
+		if low := lowerEscapes(s); low != s {
+			add(low)
+		}
+	}
 	var all strings.Builder
 	for i := range len(text) {
 		fmt.Fprintf(&all, "%%%02x", text[i])
@@ -68,6 +78,17 @@ func forms(text string) []string {
 		}
 	}
 	return list
+}
+
+// lowerEscapes is a percent form with its digits in lower case, as some servers write it.
+func lowerEscapes(s string) string {
+	b := []byte(s)
+	for i := 0; i+2 < len(b); i++ {
+		if b[i] == '%' {
+			copy(b[i+1:], strings.ToLower(s[i+1:i+3]))
+		}
+	}
+	return string(b)
 }
 
 // scanner looks for texts in any of their forms.

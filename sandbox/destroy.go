@@ -35,7 +35,7 @@ var destroySteps = []step{
 	{"stopping", (*box).stepStopping},
 	{"end", (*box).stepEnd},
 	{"remove", unlessGone((*box).stepRemove)},
-	{"unlink", func(b *box, _ context.Context) error { b.closeHost(); b.shutEgress(); return nil }},
+	{"unlink", func(b *box, _ context.Context) error { b.shutEgress(); b.closeHost(); return nil }},
 	{"directory", unlessGone((*box).stepDirectory)},
 	{"ended", (*box).stepEnded},
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -19,9 +20,8 @@ type Egress interface {
 	// Wanted reports whether an owner's sandbox that asks for this, nil for nothing, has
 	// egress.
 	Wanted(owner string, spec *boxed.EgressSpec) bool
-	// Attach lets a sandbox out, or changes what it may reach. roots are the certificates
-	// that its image trusts, as PEM.
-	Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error)
+	// Attach lets a sandbox out, or changes what it may reach.
+	Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.EgressGrant, error)
 	// Restore lets a sandbox of an earlier life out again.
 	Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error
 	// Allow lets it reach one host more for so long; 0 is for as long as it lives.
@@ -94,7 +94,7 @@ func (b *box) openEgress(ctx context.Context, spec *boxed.EgressSpec) error {
 	if !host.ServesEgress() {
 		return boxed.Errorf(boxed.CodeUnavailable, "the sandbox's agent cannot serve egress").WithField("egress")
 	}
-	grant, err := e.Attach(b.view(), spec, b.roots(ctx, host))
+	grant, err := e.Attach(b.view(), spec)
 	if err != nil {
 		return err
 	}
@@ -107,6 +107,10 @@ func (b *box) openEgress(ctx context.Context, spec *boxed.EgressSpec) error {
 // pushEgress gives the sandbox its files, has the agent open its entries, and looks from
 // inside whether what is denied is.
 func (b *box) pushEgress(ctx context.Context, host *agent.Host, grant *boxed.EgressGrant) error {
+	if own := grant.Files[boxed.EgressCAFile]; own != nil {
+		bundle := append(slices.Clone(b.roots(ctx, host)), '\n')
+		grant.Files[boxed.EgressBundleFile] = append(bundle, own...)
+	}
 	for name, text := range grant.Files {
 		if err := replaceFile(filepath.Join(b.dir(), name), text); err != nil {
 			return fmt.Errorf("write the egress files: %w", err)
@@ -133,23 +137,23 @@ func replaceFile(path string, text []byte) error {
 
 // SetEgress changes what a running sandbox may reach.
 func (m *Manager) SetEgress(ctx context.Context, id boxed.ID, spec *boxed.EgressSpec) error {
-	return m.changeEgress(ctx, id, func(b *box, roots []byte) (*boxed.EgressGrant, error) {
+	return m.changeEgress(ctx, id, func(b *box) (*boxed.EgressGrant, error) {
 		if !m.cfg.Egress.Wanted(b.record().Sandbox.Owner, spec) {
 			m.cfg.Egress.Detach(id)
 			return nil, nil
 		}
-		return m.cfg.Egress.Attach(b.view(), spec, roots)
+		return m.cfg.Egress.Attach(b.view(), spec)
 	})
 }
 
 // AllowEgress lets a running sandbox reach one host more.
 func (m *Manager) AllowEgress(ctx context.Context, id boxed.ID, hostName string, d time.Duration) error {
-	return m.changeEgress(ctx, id, func(*box, []byte) (*boxed.EgressGrant, error) {
+	return m.changeEgress(ctx, id, func(*box) (*boxed.EgressGrant, error) {
 		return m.cfg.Egress.Allow(id, hostName, d)
 	})
 }
 
-func (m *Manager) changeEgress(ctx context.Context, id boxed.ID, change func(*box, []byte) (*boxed.EgressGrant, error)) error {
+func (m *Manager) changeEgress(ctx context.Context, id boxed.ID, change func(*box) (*boxed.EgressGrant, error)) error {
 	if m.cfg.Egress == nil {
 		return boxed.Errorf(boxed.CodeUnavailable, "this node serves no egress")
 	}
@@ -157,7 +161,7 @@ func (m *Manager) changeEgress(ctx context.Context, id boxed.ID, change func(*bo
 		if !host.ServesEgress() {
 			return boxed.Errorf(boxed.CodeUnavailable, "the sandbox was made by an earlier release, whose agent serves no egress; make a new one")
 		}
-		grant, err := change(b, b.roots(ctx, host))
+		grant, err := change(b)
 		if err != nil {
 			return err
 		}

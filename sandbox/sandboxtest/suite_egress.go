@@ -30,7 +30,7 @@ func newWayOut() *wayOut { return &wayOut{attached: map[boxed.ID]*boxed.EgressGr
 
 func (w *wayOut) Wanted(_ string, spec *boxed.EgressSpec) bool { return spec != nil }
 
-func (w *wayOut) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec, roots []byte) (*boxed.EgressGrant, error) {
+func (w *wayOut) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.EgressGrant, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := &boxed.EgressGrant{
@@ -53,7 +53,7 @@ func (w *wayOut) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 }
 
 func (w *wayOut) Allow(id boxed.ID, host string, _ time.Duration) (*boxed.EgressGrant, error) {
-	return w.Attach(&boxed.Sandbox{ID: id}, &boxed.EgressSpec{Allow: []string{host}}, nil)
+	return w.Attach(&boxed.Sandbox{ID: id}, &boxed.EgressSpec{Allow: []string{host}})
 }
 
 func (w *wayOut) State(id boxed.ID) *boxed.EgressStatus {
