@@ -61,7 +61,7 @@ func newRig(t testing.TB, changes ...func(*rigConfig)) *rig {
 		Node: rigNode, Records: r.records, Resolver: r.names, Roots: worldCA().pool, Now: r.clock.now,
 		Times: egress.Times{Hello: patience, Drain: patience},
 	}
-	c.Keeper.Now = r.clock.now
+	c.Keeper.Now, c.Keeper.Node = r.clock.now, rigNode
 	log := slog.New(slog.NewJSONHandler(&r.records.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	c.Proxy.Log, c.Keeper.Log = log, log
 	for _, change := range changes {
