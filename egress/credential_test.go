@@ -30,7 +30,8 @@ func modelled(t *testing.T) (r *rig, b *box, models, code *site) {
 	r.secret(boxed.Secret{Name: "anthropic", Preset: "anthropic"}, realAnthropic)
 	r.secret(boxed.Secret{Name: "github", Preset: "github"}, realGitHub)
 	r.profile(boxed.EgressProfile{Name: "other", Rules: []boxed.EgressRule{
-		intercepted("read.example.com"), {Host: "page.example.com", Ports: []uint16{80}},
+		intercepted("read.example.com"),
+		{Host: "page.example.com", Ports: []uint16{80}},
 		{Host: "api.anthropic.com", Ports: []uint16{8443}, Mode: boxed.EgressIntercept},
 	}})
 	b = r.box(boxed.EgressSpec{Profile: "other", Secrets: []boxed.SecretUse{{Name: "anthropic"}, {Name: "github"}}})
@@ -101,7 +102,8 @@ func TestAForeignCredentialGoesNowhere(t *testing.T) {
 			{"Private-Token: " + foreignKey},
 			{"X-Amz-Security-Token: " + foreignKey},
 			{"Proxy-Authorization: Basic " + basic("x:"+foreignKey)},
-			{"X-Api-Key: "}, {"Authorization: Bearer"},
+			{"X-Api-Key: "},
+			{"Authorization: Bearer"},
 			{"X-Api-Key: " + strings.ToLower(key)},
 		} {
 			if a := send(t, c, request(t, "POST", messages, "{}", fields...)); a.StatusCode != 403 || a.reason != boxed.EgressForeignCredential {

@@ -106,7 +106,8 @@ func TestTheMostSpecificRuleDecides(t *testing.T) {
 		{Host: "*.example.com", Ports: []uint16{443, 80}},
 		{Host: "*.b.example.com", Ports: []uint16{443}},
 		{Host: "a.example.com", Ports: []uint16{443}},
-		{Host: "no.example.com"}, {Host: "never.example.com"},
+		{Host: "no.example.com"},
+		{Host: "never.example.com"},
 	}, []string{"no.example.com", "*.secret.example.com"}, []string{"never.example.com"})
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +146,8 @@ func TestRulesAreTuplesAndNeverMerged(t *testing.T) {
 	policy, err := egress.NewPolicy([]boxed.EgressRule{
 		{Host: "api.example.com", Mode: boxed.EgressIntercept, Methods: []string{"GET"}, Paths: []string{"/read/"}},
 		{Host: "api.example.com", Mode: boxed.EgressIntercept, Methods: []string{"POST"}, Paths: []string{"/write/"}},
-		{Host: "one.example.com", Ports: []uint16{22}}, {Host: "two.example.com", Ports: []uint16{443}},
+		{Host: "one.example.com", Ports: []uint16{22}},
+		{Host: "two.example.com", Ports: []uint16{443}},
 	}, nil, nil)
 	if err != nil {
 		t.Fatal(err)

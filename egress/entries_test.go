@@ -64,8 +64,11 @@ func TestEveryEntryPassesTheSameChecks(t *testing.T) {
 	}
 	b := r.profiled(boxed.EgressProfile{
 		Rules: []boxed.EgressRule{
-			{Host: "*.example.com", Ports: []uint16{80, 443}}, {Host: "169.254.169.254", Ports: []uint16{80, 443}},
-			{Host: "127.0.0.1", Ports: []uint16{80, 443}}, {Host: "::1", Ports: []uint16{80, 443}}, {Host: "10.0.0.1", Ports: []uint16{80, 443}},
+			{Host: "*.example.com", Ports: []uint16{80, 443}},
+			{Host: "169.254.169.254", Ports: []uint16{80, 443}},
+			{Host: "127.0.0.1", Ports: []uint16{80, 443}},
+			{Host: "::1", Ports: []uint16{80, 443}},
+			{Host: "10.0.0.1", Ports: []uint16{80, 443}},
 		},
 		Deny: []string{"pastebin.example.com"},
 	})

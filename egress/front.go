@@ -16,11 +16,16 @@ import (
 	"github.com/boxed-mesh/boxed"
 )
 
-// fronts is the one HTTP server behind which all sandboxes' requests are served: as a
-// proxy's, as those of plain HTTP to one host, as those within intercepted TLS. It serves
+// fronts are the HTTP servers behind which all sandboxes' requests are served: as a
+// proxy's, as those of plain HTTP to one host, as those within intercepted TLS. They serve
 // nothing else (EN8): what a connection is, its frontConn says.
 type fronts struct {
 	proxy  *Proxy
+	h1, h2 *front
+}
+
+// front is the server of one version of HTTP.
+type front struct {
 	conns  chan net.Conn
 	server *http.Server
 	done   sync.WaitGroup
@@ -51,7 +56,19 @@ func (c *frontConn) CloseWrite() error {
 type frontKey struct{}
 
 func newFronts(p *Proxy) *fronts {
-	f := &fronts{proxy: p, conns: make(chan net.Conn), ended: make(chan struct{})}
+	f := &fronts{proxy: p, h1: newFront(p), h2: newFront(p)}
+	// Its TLS has ended when a connection comes here, so that to the server there is none.
+	f.h2.server.Protocols = new(http.Protocols)
+	f.h2.server.Protocols.SetUnencryptedHTTP2(true)
+	f.h2.server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: h2Streams}
+	for _, one := range []*front{f.h1, f.h2} {
+		one.done.Go(func() { one.server.Serve(one) })
+	}
+	return f
+}
+
+func newFront(p *Proxy) *front {
+	f := &front{conns: make(chan net.Conn), ended: make(chan struct{})}
 	f.server = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r.Context().Value(frontKey{}).(*frontConn).handler.ServeHTTP(w, r)
@@ -62,12 +79,11 @@ func newFronts(p *Proxy) *fronts {
 		ReadHeaderTimeout: p.cfg.Times.Hello, IdleTimeout: p.cfg.Times.Idle, MaxHeaderBytes: framingHead,
 		ErrorLog: log.New(io.Discard, "", 0), DisableGeneralOptionsHandler: true,
 	}
-	f.done.Go(func() { f.server.Serve(f) })
 	return f
 }
 
 // Accept, Close and Addr make it the server's listener.
-func (f *fronts) Accept() (net.Conn, error) {
+func (f *front) Accept() (net.Conn, error) {
 	select {
 	case c := <-f.conns:
 		return c, nil
@@ -77,17 +93,22 @@ func (f *fronts) Accept() (net.Conn, error) {
 }
 
 // Close does nothing: close ends it.
-func (f *fronts) Close() error   { return nil }
-func (f *fronts) Addr() net.Addr { return &net.UnixAddr{Name: "egress", Net: "unix"} }
+func (f *front) Close() error   { return nil }
+func (f *front) Addr() net.Addr { return &net.UnixAddr{Name: "egress", Net: "unix"} }
 
-func (f *fronts) close() {
+func (f *front) close() {
 	close(f.ended)
 	f.server.Close()
 	f.done.Wait()
 }
 
+func (f *fronts) close() {
+	f.h1.close()
+	f.h2.close()
+}
+
 // serve serves the requests on a connection until it is closed.
-func (f *fronts) serve(conn net.Conn, h http.Handler) {
+func (f *front) serve(conn net.Conn, h http.Handler) {
 	c := &frontConn{Conn: conn, handler: h, closed: make(chan struct{})}
 	select {
 	case f.conns <- c:
@@ -103,7 +124,7 @@ func (f *fronts) serveProxy(s *session, conn Conn) {
 	h := &proxyHandler{s: s, conn: conn, framed: framed}
 	h.plain = newPlain(s)
 	defer h.plain.close()
-	f.serve(framed, h)
+	f.h1.serve(framed, h)
 }
 
 // proxyHandler serves one connection to the HTTP proxy.

@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/internal/relay"
 )
@@ -59,13 +57,10 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 		(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()
 	})
 	if inner.ConnectionState().NegotiatedProtocol == "h2" {
-		server := &http2.Server{MaxConcurrentStreams: h2Streams, IdleTimeout: f.s.proxy.cfg.Times.Idle}
-		server.ServeConn(inner, &http2.ServeConnOpts{
-			Context: f.ctx, Handler: handler, BaseConfig: &http.Server{MaxHeaderBytes: framingHead, ErrorLog: f.s.proxy.fronts.server.ErrorLog},
-		})
+		f.s.proxy.fronts.h2.serve(inner, handler)
 		return
 	}
-	f.s.proxy.fronts.serve(newFraming(inner), fullDuplex(handler))
+	f.s.proxy.fronts.h1.serve(newFraming(inner), fullDuplex(handler))
 }
 
 // heardConn knows whether the program ended it before it had said anything.
@@ -374,7 +369,7 @@ func (c *bufferedConn) CloseWrite() error {
 func (f *fronts) servePlain(fl *flow, conn Conn, prefix []byte, first net.Conn) {
 	up := newUpstream(fl, "http", first)
 	defer up.close()
-	f.serve(newFraming(withPrefix(conn, prefix)), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	f.h1.serve(newFraming(withPrefix(conn, prefix)), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		(&forwarding{f: fl, w: w, in: r, transport: up, scheme: "http"}).serve()
 	})))
 }

@@ -207,7 +207,9 @@ func TestARuleWhoseSecretIsNotThere(t *testing.T) {
 func TestASandboxOnlyNarrowsItsProfile(t *testing.T) {
 	r := newRig(t)
 	r.profile(boxed.EgressProfile{Name: "wide", Rules: []boxed.EgressRule{
-		{Host: "api.example.com", Ports: []uint16{443, 8443}}, {Host: "*.cdn.example.com"}, {Host: "*.example.com", Ports: []uint16{80}},
+		{Host: "api.example.com", Ports: []uint16{443, 8443}},
+		{Host: "*.cdn.example.com"},
+		{Host: "*.example.com", Ports: []uint16{80}},
 		{Host: "read.example.com", Mode: boxed.EgressIntercept, Methods: []string{"GET"}},
 	}, Deny: []string{"no.cdn.example.com"}})
 	allowed := func(b *box) (list []string) {

@@ -47,10 +47,14 @@ func TestAProfileIsWhatIsWritten(t *testing.T) {
 	want := &boxed.EgressProfile{
 		Version: 1, Name: "builds", OnDeny: boxed.DenyAsk, Deny: []string{"*.tracker.example.com"},
 		Rules: []boxed.EgressRule{
-			{Host: "api.example.com"}, {Host: "*.cdn.example.com", Ports: []uint16{443, 8443}}, {Host: "git.example.com", Ports: []uint16{22}, Raw: true},
+			{Host: "api.example.com"},
+			{Host: "*.cdn.example.com", Ports: []uint16{443, 8443}},
+			{Host: "git.example.com", Ports: []uint16{22}, Raw: true},
 			{Host: "packages.example.com", Mode: boxed.EgressIntercept, Methods: []string{"GET", "HEAD"}, Paths: []string{"/simple/", "/exact", "/*/x"}},
 			{Host: "api.anthropic.com", Mode: boxed.EgressIntercept, Credential: "anthropic", Need: boxed.CredentialOptional, WebSocket: &yes},
-			{Host: "hidden.example.com", AllowECH: true}, {Host: "Bücher.example"}, {Host: "page.example.com", Ports: []uint16{80}, Methods: []string{"GET"}},
+			{Host: "hidden.example.com", AllowECH: true},
+			{Host: "Bücher.example"},
+			{Host: "page.example.com", Ports: []uint16{80}, Methods: []string{"GET"}},
 		},
 	}
 	got, err := egress.ParseProfile([]byte(wholeProfile))

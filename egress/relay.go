@@ -236,7 +236,7 @@ func (f *flow) serveHeld(first net.Conn) net.Conn {
 		defer stop()
 		up := newUpstream(f, "https", first)
 		defer up.close()
-		f.s.proxy.fronts.serve(newFraming(far), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.s.proxy.fronts.h1.serve(newFraming(far), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()
 		})))
 	}()

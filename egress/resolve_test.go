@@ -31,8 +31,14 @@ func TestANameIsAnsweredByThePolicyAlone(t *testing.T) {
 	r.names.set("api.example.com", at("93.184.216.34"))
 	b := r.profiled(boxed.EgressProfile{
 		Rules: []boxed.EgressRule{
-			{Host: "api.example.com"}, {Host: "*.cdn.example.com", Ports: []uint16{443, 8443}}, {Host: "never.example.com"}, {Host: "no.example.com"},
-			{Host: "git.example.com", Ports: []uint16{22}, Raw: true}, {Host: "git.example.com", Ports: []uint16{443}}, intercepted("read.example.com"), {Host: "93.184.216.34"},
+			{Host: "api.example.com"},
+			{Host: "*.cdn.example.com", Ports: []uint16{443, 8443}},
+			{Host: "never.example.com"},
+			{Host: "no.example.com"},
+			{Host: "git.example.com", Ports: []uint16{22}, Raw: true},
+			{Host: "git.example.com", Ports: []uint16{443}},
+			intercepted("read.example.com"),
+			{Host: "93.184.216.34"},
 		},
 		Deny: []string{"no.example.com"},
 	})
