@@ -196,10 +196,10 @@ func TestAnAnswerMayTakeItsTime(t *testing.T) {
 		t.Errorf("an answer has %s to begin", d)
 	}
 	r := newRig(t, times(func(x *egress.Times) {
-		x.Hello, x.Idle, x.Answer = 50*time.Millisecond, 50*time.Millisecond, 600*time.Millisecond
+		x.Answer = time.Second
 	}))
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {
-		wait := 300 * time.Millisecond
+		wait := 400 * time.Millisecond
 		if req.URL.Path == "/never" {
 			wait = patience
 		}

@@ -32,6 +32,9 @@ const clockSkew = time.Hour
 // leafLife is how long a certificate of a host is good for.
 const leafLife = 24 * time.Hour
 
+// maxLeaves is how many certificates are kept for one sandbox.
+const maxLeaves = 256
+
 // NewAuthority makes one for the hosts, good until the end.
 func NewAuthority(name string, hosts []string, now, end time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -136,6 +139,9 @@ func (a *authority) leaf(host string) (*tls.Certificate, error) {
 		return nil, err
 	}
 	cert := &tls.Certificate{Certificate: [][]byte{der, a.raw}, PrivateKey: key, Leaf: leaf}
+	if len(a.leaves) >= maxLeaves { // a wildcard has as many names as a program likes to ask for
+		clear(a.leaves)
+	}
 	a.leaves[host] = cert
 	return cert, nil
 }

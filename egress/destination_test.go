@@ -161,7 +161,7 @@ func TestOtherAddressesAreTriedWhenTheFirstIsDead(t *testing.T) {
 
 // EA12: four addresses are tried, one after the other, and then it has failed.
 func TestFourAddressesAreTried(t *testing.T) {
-	r := newRig(t, times(func(x *egress.Times) { x.Stagger, x.Dial = 30*time.Millisecond, 400*time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) { x.Stagger, x.Dial = 30*time.Millisecond, time.Second }))
 	list := at("198.41.0.1", "198.41.0.2", "198.41.0.3", "198.41.0.4", "198.41.0.5", "198.41.0.6")
 	for _, a := range list {
 		r.world.silent[netip.AddrPortFrom(a, 443)] = true
@@ -172,8 +172,8 @@ func TestFourAddressesAreTried(t *testing.T) {
 	if refused := b.refusedBy(t, boxed.EntryHTTP, "dead.example.com", 443, boxed.EgressConnectFailed); refused.Status != 502 {
 		t.Errorf("the status is %d", refused.Status)
 	}
-	if took := time.Since(begun); took < 400*time.Millisecond || took > 5*time.Second {
-		t.Errorf("it took %s, and may take 400 ms", took)
+	if took := time.Since(begun); took < time.Second || took > patience {
+		t.Errorf("it took %s, and may take a second", took)
 	}
 	for i, a := range list {
 		if want := map[bool]int{true: 1}[i < 4]; r.world.dials(a) != want {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -159,22 +160,27 @@ func TestTheSideThatIsLeftHasAWhile(t *testing.T) {
 
 // EL4: iron-proxy: a head that comes slowly, or never ends, held a connection for ever.
 func TestSlowAndLargeHeadsEnd(t *testing.T) {
-	r := newRig(t, times(func(x *egress.Times) { x.Hello = 200 * time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) { x.Hello = time.Second }))
 	r.site("read.example.com", nil)
 	r.site("page.example.com", nil, plain)
 	b := r.ruled(intercepted("read.example.com"), boxed.EgressRule{Host: "page.example.com", Ports: []uint16{80}})
 	large := "X-Large: " + strings.Repeat("x", 70<<10) + "\r\n"
+	ends := func(t *testing.T, what string, conn net.Conn) {
+		begun := time.Now()
+		io.ReadAll(conn)
+		if took := time.Since(begun); took > patience/2 {
+			t.Errorf("after %s it took %s", what, took)
+		}
+	}
 	for _, l := range legs() {
 		t.Run(l.name, func(t *testing.T) {
+			var wg sync.WaitGroup
 			for what, text := range map[string]string{"nothing": "", "a part": "GET " + l.prefix + "/ HTTP/1.1\r\nHost: "} {
 				conn := l.open(b)
-				begun := time.Now()
 				io.WriteString(conn, text)
-				io.ReadAll(conn)
-				if took := time.Since(begun); took > patience/2 {
-					t.Errorf("after %s it took %s", what, took)
-				}
+				wg.Go(func() { ends(t, what, conn) })
 			}
+			defer wg.Wait()
 			if a := raw(t, l.open(b), fmt.Sprintf("GET %s/ HTTP/1.1\r\nHost: %s\r\n%s\r\n", l.prefix, l.host, large)); a.StatusCode != 431 {
 				t.Errorf("a head of 70 KiB is %d", a.StatusCode)
 			}
@@ -196,22 +202,20 @@ func TestSlowAndLargeHeadsEnd(t *testing.T) {
 		}
 	})
 	t.Run("SOCKS5", func(t *testing.T) {
+		var wg sync.WaitGroup
 		for _, part := range [][]byte{nil, {5}, {5, 1}, {5, 1, 0, 5, 1, 0, 3, 200, 'x'}} {
 			conn := b.hand(boxed.EgressIntent{Entry: boxed.EntrySOCKS5}, nil)
 			conn.Write(part)
-			begun := time.Now()
-			io.ReadAll(conn)
-			if took := time.Since(begun); took > patience/2 {
-				t.Errorf("after % x it took %s", part, took)
-			}
+			wg.Go(func() { ends(t, fmt.Sprintf("% x", part), conn) })
 		}
+		wg.Wait()
 	})
 }
 
 // EL5: agent-vault: an upload of more than 60 s was cut. Bytes keep a connection, in either
 // direction, for as long as they come.
 func TestASlowUploadGoesOn(t *testing.T) {
-	r := newRig(t, times(func(x *egress.Times) { x.Hello, x.Idle = 150*time.Millisecond, 300*time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) { x.Hello, x.Idle = time.Second, 1200*time.Millisecond }))
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {
 		n, err := io.Copy(io.Discard, req.Body)
 		fmt.Fprintf(w, "%d %v", n, err)
@@ -221,8 +225,8 @@ func TestASlowUploadGoesOn(t *testing.T) {
 	for _, proto := range []string{"http/1.1", "h2"} {
 		body, w := io.Pipe()
 		go func() {
-			for range 12 { // 600 ms in all
-				time.Sleep(50 * time.Millisecond)
+			for range 12 { // 1.8 s in all
+				time.Sleep(150 * time.Millisecond)
 				w.Write([]byte("slow"))
 			}
 			w.Close()
@@ -232,18 +236,24 @@ func TestASlowUploadGoesOn(t *testing.T) {
 			t.Errorf("%s: the upload is answered with %d %q", proto, a.StatusCode, a.body)
 		}
 	}
-	everyEntry(t, func(t *testing.T, entry boxed.EgressEntry) {
+	var wg sync.WaitGroup
+	for _, entry := range entries {
 		conn := b.must(entry, "raw.example.com", 22)
-		for range 12 {
-			io.WriteString(conn, "slow")
-			readSome(t, conn, 4)
-			time.Sleep(50 * time.Millisecond)
-		}
-		begun := time.Now()
-		if _, err := io.ReadAll(conn); err != nil || time.Since(begun) > patience/2 {
-			t.Errorf("what is idle ended with %v after %s", err, time.Since(begun))
-		}
-	})
+		wg.Go(func() {
+			for range 12 {
+				io.WriteString(conn, "slow")
+				if _, err := io.ReadFull(conn, make([]byte, 4)); err != nil {
+					t.Errorf("%s: %v", entry, err)
+				}
+				time.Sleep(150 * time.Millisecond)
+			}
+			begun := time.Now()
+			if _, err := io.ReadAll(conn); err != nil || time.Since(begun) > patience/2 {
+				t.Errorf("%s: what is idle ended with %v after %s", entry, err, time.Since(begun))
+			}
+		})
+	}
+	wg.Wait()
 	if rec := r.records.ended(t, boxed.EgressIdle); rec.Host != "raw.example.com" || rec.Up != 48 || rec.Down != 48 {
 		t.Errorf("the record is %+v", rec)
 	}
@@ -252,7 +262,7 @@ func TestASlowUploadGoesOn(t *testing.T) {
 // EL5: what nothing happens on ends, also where the proxy reads it: a stream that went silent,
 // and a body that does not go on.
 func TestWhatIsReadAndIdleEnds(t *testing.T) {
-	r := newRig(t, times(func(x *egress.Times) { x.Idle = 250 * time.Millisecond }))
+	r := newRig(t, times(func(x *egress.Times) { x.Idle = 700 * time.Millisecond }))
 	gone := make(chan bool, 16)
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {
 		io.WriteString(w, "first")

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -124,7 +125,13 @@ func (k *Keeper) Foreign(ctx context.Context, origin boxed.NodeID, owner string,
 		conn.Close()
 		return nil, refused(rf)
 	}
-	return &foreignConn{Conn: conn, f: f}, nil
+	c := &foreignConn{Conn: conn}
+	c.up.f, c.up.up, c.down.f = f, true, f
+	c.done = sync.OnceFunc(func() {
+		f.ended(c.up.n.Load(), c.down.n.Load(), nil)
+		f.close()
+	})
+	return c, nil
 }
 
 // foreignSession is a session for one call of another node. Its limits are that node's.
@@ -246,13 +253,12 @@ func (f *flow) serveHeld(first net.Conn) net.Conn {
 // foreignConn is a connection for another node's sandbox; its end is recorded.
 type foreignConn struct {
 	net.Conn
-	f        *flow
 	up, down counter
+	done     func() // once: it may be closed while it is read
 }
 
 func (c *foreignConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.down.f = c.f
 	if lerr := c.down.pass(n); lerr != nil {
 		return 0, lerr
 	}
@@ -260,7 +266,6 @@ func (c *foreignConn) Read(p []byte) (int, error) {
 }
 
 func (c *foreignConn) Write(p []byte) (int, error) {
-	c.up.f, c.up.up = c.f, true
 	if err := c.up.pass(len(p)); err != nil {
 		return 0, err
 	}
@@ -276,11 +281,7 @@ func (c *foreignConn) CloseWrite() error {
 
 func (c *foreignConn) Close() error {
 	err := c.Conn.Close()
-	if c.f != nil {
-		c.f.ended(c.up.n.Load(), c.down.n.Load(), nil)
-		c.f.close()
-		c.f = nil
-	}
+	c.done()
 	return err
 }
 

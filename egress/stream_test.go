@@ -360,3 +360,32 @@ func TestRequestsAtOnce(t *testing.T) {
 		t.Errorf("%d requests are on the record", n)
 	}
 }
+
+// A refusal does not wait for the end of what is sent: a program that streams may wait for an
+// answer first.
+func TestARefusalDoesNotWaitForTheBody(t *testing.T) {
+	r := newRig(t)
+	s := r.site("api.example.com", nil)
+	rule := intercepted("api.example.com")
+	rule.Methods = []string{"GET"}
+	b := r.ruled(rule)
+	readers(t, b, func(t *testing.T, c *http.Client) {
+		for _, length := range []int64{-1, 1 << 30} {
+			body, w := io.Pipe()
+			req, _ := http.NewRequest("POST", "https://api.example.com/", body)
+			req.ContentLength = length
+			go io.WriteString(w, "some") // and nothing more
+			begun := time.Now()
+			resp, err := c.Do(req)
+			if err != nil {
+				t.Fatalf("%d bytes: %v", length, err)
+			}
+			if resp.StatusCode != 403 || time.Since(begun) > patience/4 {
+				t.Errorf("%d bytes: it is %d after %s", length, resp.StatusCode, time.Since(begun))
+			}
+			resp.Body.Close()
+			w.Close()
+		}
+	})
+	s.untouched(t)
+}
