@@ -342,3 +342,8 @@ func (ca *testCA) leaf(name string) tls.Certificate {
 	}
 	return tls.Certificate{Certificate: [][]byte{der, ca.cert.Raw}, PrivateKey: ca.key}
 }
+
+// isOf reports whether a certificate is the world's own, and not the proxy's.
+func (ca *testCA) isOf(cert *x509.Certificate) bool {
+	return bytes.Equal(cert.RawIssuer, ca.cert.RawSubject)
+}
