@@ -25,7 +25,7 @@ const (
 
 // SetWorld puts the world where a test has it. It is called before anything is served.
 func (p *Proxy) SetWorld(judge func(JudgeFunc) JudgeFunc, dial DialFunc) {
-	p.judge, p.dial = judge(p.judge), dial
+	p.judge, p.shut, p.dial = judge(p.judge), judge(p.shut), dial
 }
 
 // LiveFlows is how many connections of a sandbox were allowed and have not ended.
