@@ -18,7 +18,7 @@ import (
 const (
 	maxRules   = 512
 	maxPorts   = 16 // of a rule; an agent listens on as many for a name
-	maxPaths   = 64
+	maxPaths   = 512
 	maxPathLen = 1024 // bytes
 )
 

@@ -80,7 +80,9 @@ func TestAnExitConnectsForAnotherNode(t *testing.T) {
 		t.Errorf("names were looked up here: %v", here.names.asked)
 	}
 	for where, r := range map[string]*rig{"here": here, "there": there} {
-		if recs := r.records.of(func(rec boxed.EgressRecord) bool { return isOpened(rec) && rec.Sandbox == b.id && rec.Host == "raw.example.com" }); len(recs) != len(entries) {
+		if recs := r.records.of(func(rec boxed.EgressRecord) bool {
+			return isOpened(rec) && rec.Sandbox == b.id && rec.Host == "raw.example.com"
+		}); len(recs) != len(entries) {
 			t.Errorf("%s %d tunnels are on the record", where, len(recs))
 		} else if want := map[string]boxed.NodeID{"here": otherNode}[where]; recs[0].Exit != want || recs[0].Owner != rigOwner {
 			t.Errorf("%s the record is %+v", where, recs[0])
