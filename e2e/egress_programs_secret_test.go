@@ -49,6 +49,11 @@ with anthropic.Anthropic().messages.stream(model="test", max_tokens=9, messages=
 			}
 		})
 	}
+	gh := program{name: "gh", script: `gh api repos/acme/private --jq .description`, want: "of GitHub", proxy: proxyHTTP}
+	readDocument(t).row(t, gh)
+	for _, way := range []string{"proxy", "none"} {
+		t.Run("gh, "+way, func(t *testing.T) { tr.reach(t, way, "api.github.com", gh, gh.entry(way)) })
+	}
 	author, err := exec.Command("git", "-C", filepath.Join(tr.repos, "acme/private.git"), "-c", "safe.directory=*", "log", "-1", "--format=%an %s", "main").CombinedOutput()
 	if err != nil || strings.TrimSpace(string(author)) != "Ada two" {
 		t.Errorf("what was pushed is by %q, %v", author, err)
@@ -78,6 +83,7 @@ func TestGitOverSSHGoesOut(t *testing.T) {
 	}
 	push := fmt.Sprintf(`git clone -q ssh://root@git.acme.example%s/acme/app.git d && cd d && git -c user.name=x -c user.email=x@x commit -q --allow-empty -m more && git push -q && cat README`, tr.repos)
 	through := readDocument(t).commands(t, "SSH")
+	readDocument(t).row(t, program{name: "ssh", section: "SSH", proxy: proxyNone})
 	for name, c := range map[string]struct {
 		script string
 		entry  boxed.EgressEntry

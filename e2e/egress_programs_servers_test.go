@@ -22,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -415,24 +416,22 @@ func (o *outside) serveWire() {
 // wireBytes is how much is sent each way.
 const wireBytes = 100 << 20
 
-// pattern is bytes that a test can make on both sides: the numbers of their blocks.
+// pattern is what `seq 99999999` prints, so that a sandbox can make it too.
 type pattern struct {
-	left  int
-	block [4096]byte
-	n     uint64
-	have  []byte
+	left int
+	n    int64
+	have []byte
 }
 
 func (p *pattern) Read(b []byte) (n int, err error) {
 	if p.left == 0 {
 		return 0, io.EOF
 	}
-	if len(p.have) == 0 {
-		binary.BigEndian.PutUint64(p.block[:], p.n)
+	for len(p.have) < min(len(b), p.left) {
 		p.n++
-		p.have = p.block[:min(p.left, len(p.block))]
+		p.have = append(strconv.AppendInt(p.have, p.n, 10), '\n')
 	}
-	n = copy(b, p.have)
-	p.have, p.left = p.have[n:], p.left-n
+	n = copy(b[:min(len(b), p.left)], p.have)
+	p.have, p.left = append(p.have[:0], p.have[n:]...), p.left-n
 	return n, nil
 }

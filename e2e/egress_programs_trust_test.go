@@ -80,6 +80,7 @@ func TestABrowserReachesOut(t *testing.T) {
 			t.Fatalf("%s\n%+v: %s", script, status, out)
 		}
 	}
+	readDocument(t).row(t, program{name: "Chromium", section: "Chromium", proxy: proxyHTTP})
 	for _, way := range []string{"proxy", "none"} {
 		p := program{script: plain, want: "hello over HTTP/2", proxy: proxyHTTP}
 		t.Run(way+" intercept", func(t *testing.T) { tr.reach(t, way, readHost, p, p.entry(way)) })

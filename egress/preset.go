@@ -281,7 +281,8 @@ func first(list []string) string {
 }
 
 // gitFiles makes git use the placeholder for a host, also for URLs of SSH, and gives
-// commits an author.
+// commits an author. Over HTTP/2, the libcurl that Debian 12's git has (7.88.1 on GnuTLS)
+// sends garbage in large pushes where socket buffers are as small as a sandbox's.
 func gitFiles(variable, user, host string) func(boxed.Secret, map[string]string) map[string]string {
 	return func(s boxed.Secret, _ map[string]string) map[string]string {
 		host := cmp.Or(first(s.Hosts), host)
@@ -295,6 +296,8 @@ func gitFiles(variable, user, host string) func(boxed.Secret, map[string]string)
 [credential "https://%[1]s"]
 	helper =
 	helper = "!f() { test \"$1\" = get && echo username=%[2]s && echo \"password=$%[3]s\"; }; f"
+[http "https://%[1]s/"]
+	version = HTTP/1.1
 [url "https://%[1]s/"]
 	insteadOf = git@%[1]s:
 	insteadOf = ssh://git@%[1]s/
