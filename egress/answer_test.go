@@ -192,6 +192,7 @@ func lowerEscapes(s string) string {
 
 // ER6: agent-vault#196, iron-proxy#88: models that think for longer than 30 s were cut off.
 func TestAnAnswerMayTakeItsTime(t *testing.T) {
+	t.Parallel()
 	if d := (egress.Times{}).Defaults().Answer; d != 10*time.Minute {
 		t.Errorf("an answer has %s to begin", d)
 	}

@@ -285,6 +285,23 @@ func (a *Audit) left() int {
 	return n
 }
 
+// Ready is the error of [Audit.Allow] while the disk refuses, or the log is closed.
+func (a *Audit) Ready() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.unreadyLocked()
+}
+
+func (a *Audit) unreadyLocked() error {
+	switch {
+	case a.closed:
+		return auditFull("the audit log is closed", nil)
+	case a.failed != nil:
+		return auditFull("the audit log cannot be written; look at the disk of the node", a.failed)
+	}
+	return nil
+}
+
 // Allow records a connection that is to be opened, and must be called before it is.
 // An error says that it must not be opened, for [boxed.EgressAuditFull]: the sandbox's
 // queue stays full, the disk refuses, or the log is closed.
@@ -315,11 +332,8 @@ func (a *Audit) Allow(rec boxed.EgressRecord) error {
 func (a *Audit) admit(rec boxed.EgressRecord) (room <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
-		return nil, auditFull("the audit log is closed", nil)
-	}
-	if a.failed != nil {
-		return nil, auditFull("the audit log cannot be written; look at the disk of the node", a.failed)
+	if err := a.unreadyLocked(); err != nil {
+		return nil, err
 	}
 	q := a.queueLocked(rec.Sandbox)
 	if len(q.records) >= auditQueued {

@@ -161,6 +161,7 @@ func TestOtherAddressesAreTriedWhenTheFirstIsDead(t *testing.T) {
 
 // EA12: four addresses are tried, one after the other, and then it has failed.
 func TestFourAddressesAreTried(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, times(func(x *egress.Times) { x.Stagger, x.Dial = 30*time.Millisecond, time.Second }))
 	list := at("198.41.0.1", "198.41.0.2", "198.41.0.3", "198.41.0.4", "198.41.0.5", "198.41.0.6")
 	for _, a := range list {
@@ -235,7 +236,7 @@ func TestNothingOpensThatCannotBeRecorded(t *testing.T) {
 		boxed.EgressRule{Host: "read.example.com", Mode: boxed.EgressIntercept}, boxed.EgressRule{Host: "tunnel.example.com"},
 		boxed.EgressRule{Host: "page.example.com", Ports: []uint16{80}},
 	)
-	r.records.setFull(true)
+	r.records.setFull(true, true)
 	send(t, b.proxied(), request(t, "GET", "https://read.example.com/", "")).want(t, 503, boxed.EgressAuditFull)
 	send(t, b.proxied(), request(t, "GET", "http://page.example.com/", "")).want(t, 503, boxed.EgressAuditFull)
 	if _, err := b.shake(b.must(boxed.EntryHTTP, "tunnel.example.com", 443), "tunnel.example.com"); err == nil {
@@ -244,7 +245,20 @@ func TestNothingOpensThatCannotBeRecorded(t *testing.T) {
 	for _, s := range []*site{s, page, tunnel} {
 		s.untouched(t)
 	}
-	r.records.setFull(false)
+	// Where it is known before, nobody outside hears of it.
+	r.records.setFull(true, false)
+	asked, dialled := r.names.count("tunnel.example.com"), r.world.dials(tunnel.addr)
+	everyEntry(t, func(t *testing.T, entry boxed.EgressEntry) {
+		for _, host := range []string{"read.example.com", "tunnel.example.com"} {
+			if n := b.refusedBy(t, entry, host, 443, boxed.EgressAuditFull); entry == boxed.EntryHTTP && n.Status != 503 {
+				t.Errorf("it was told %v", n)
+			}
+		}
+	})
+	if r.names.count("tunnel.example.com") != asked || r.world.dials(tunnel.addr) != dialled {
+		t.Error("what cannot be recorded was looked up, or dialled")
+	}
+	r.records.setFull(false, false)
 	if a := send(t, b.proxied(), request(t, "GET", "https://read.example.com/", "")); a.StatusCode != 200 {
 		t.Errorf("with room again it is %d %s", a.StatusCode, a.body)
 	}

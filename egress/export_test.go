@@ -88,3 +88,10 @@ func Scrub(h http.Header, real string) bool { return scrub(h, newScanner(real)) 
 func HoldsCredential(name string) bool { return holdsCredential(name) }
 
 func PathMatches(rule, path string) bool { return pathMatches(rule, path) }
+
+// Visits is how many connections of other nodes' sandboxes there are.
+func (p *Proxy) Visits() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.visits)
+}

@@ -20,6 +20,8 @@ type flow struct {
 	ctx   context.Context
 	stop  context.CancelCauseFunc
 	done  func() // gives its place back
+	// closed is called when it has ended; nil: nobody is told.
+	closed func()
 	// foreign is a connection of another node's sandbox; private lets it have what the
 	// operator has opened.
 	foreign, private bool
@@ -86,6 +88,9 @@ func (s *session) open(ctx context.Context, entry boxed.EgressEntry, host Host, 
 		return nil, s.deny(entry, host.String(), port, r)
 	}
 	dec, r := s.judge(ctx, host, port)
+	if err := s.records().Ready(); r == nil && err != nil { // before anybody outside hears of it
+		r = refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err)
+	}
 	if r != nil {
 		done()
 		return nil, s.deny(entry, host.String(), port, r)
@@ -145,6 +150,9 @@ func (f *flow) close() {
 	delete(f.s.live, f)
 	f.s.mu.Unlock()
 	f.done()
+	if f.closed != nil {
+		f.closed()
+	}
 }
 
 // deny records that the flow came to nothing after all.
@@ -153,6 +161,11 @@ func (f *flow) deny(r *refusal) *refusal {
 	rec.Reason, rec.Detail = r.Reason, r.Detail
 	f.s.records().Deny(rec)
 	return r
+}
+
+// misframed records a request within the flow that two parsers could read in two ways.
+func (f *flow) misframed(e *framingError) {
+	f.deny(&refusal{Reason: boxed.EgressInvalidRequest, Detail: e.Why})
 }
 
 // allow records that the flow opens; nothing may flow before.

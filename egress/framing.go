@@ -96,6 +96,8 @@ type framing struct {
 	whole   bool         // the piece was checked, and is passed on
 	passed  int          // bytes of it
 	refused *framingError
+	// told is called once, with what is wrong, when a request is refused.
+	told func(*framingError)
 	// The client has had its last answer, and time to read it.
 	lingered bool
 
@@ -106,8 +108,8 @@ type framing struct {
 	answer  []byte // the first bytes of the answer to it
 }
 
-func newFraming(conn net.Conn) *framing {
-	return &framing{Conn: conn, r: bufio.NewReaderSize(conn, 4<<10)}
+func newFraming(conn net.Conn, told func(*framingError)) *framing {
+	return &framing{Conn: conn, r: bufio.NewReaderSize(conn, 4<<10), told: told}
 }
 
 // raw says whether what is read now is no HTTP any more. It is true from when the
@@ -131,8 +133,11 @@ func (f *framing) Read(p []byte) (int, error) {
 		case phaseRaw:
 			return f.beyond(p)
 		}
-		if err := f.next(); err != nil && !errors.As(err, &f.refused) {
-			return 0, err
+		if err := f.next(); err != nil {
+			if !errors.As(err, &f.refused) {
+				return 0, err
+			}
+			f.told(f.refused)
 		}
 	}
 	if f.refused != nil {
@@ -352,12 +357,7 @@ func (f *framing) mayWrite(p []byte) bool {
 }
 
 // CloseWrite passes on the end of what the server writes.
-func (f *framing) CloseWrite() error {
-	if half, ok := f.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (f *framing) CloseWrite() error { return closeWrite(f.Conn) }
 
 // refuse answers a refused request, once, as the last thing on the connection.
 func (f *framing) refuse() {

@@ -8,7 +8,7 @@ type (
 	FramingError = framingError
 )
 
-func NewFraming(conn net.Conn) *Framing { return newFraming(conn) }
+func NewFraming(conn net.Conn) *Framing { return newFraming(conn, func(*framingError) {}) }
 
 func (f *framing) Raw() bool { return f.raw() }
 

@@ -30,6 +30,7 @@ type front struct {
 	server *http.Server
 	done   sync.WaitGroup
 	ended  chan struct{}
+	end    sync.Once
 }
 
 // frontConn is a connection on its way through the server.
@@ -46,12 +47,7 @@ func (c *frontConn) Close() error {
 }
 
 // CloseWrite passes on the end of what is written. EL2: a WebSocket ends by sides.
-func (c *frontConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (c *frontConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 type frontKey struct{}
 
@@ -97,7 +93,7 @@ func (f *front) Close() error   { return nil }
 func (f *front) Addr() net.Addr { return &net.UnixAddr{Name: "egress", Net: "unix"} }
 
 func (f *front) close() {
-	close(f.ended)
+	f.end.Do(func() { close(f.ended) })
 	f.server.Close()
 	f.done.Wait()
 }
@@ -120,7 +116,9 @@ func (f *front) serve(conn net.Conn, h http.Handler) {
 
 // serveProxy serves a client of the HTTP proxy.
 func (f *fronts) serveProxy(s *session, conn Conn) {
-	framed := newFraming(conn)
+	framed := newFraming(conn, func(e *framingError) {
+		s.deny(boxed.EntryHTTP, "", 0, refuse(boxed.EgressInvalidRequest, "%s", e.Why))
+	})
 	h := &proxyHandler{s: s, conn: conn, framed: framed}
 	h.plain = newPlain(s)
 	defer h.plain.close()

@@ -22,6 +22,7 @@ import (
 // A tunnel is for TLS: what is something else is not let through, and neither is what says
 // nothing.
 func TestATunnelIsForTLS(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, times(func(x *egress.Times) { x.Hello = 700 * time.Millisecond }))
 	got := make(chan []byte, 16)
 	addr := r.server("tunnel.example.com", 443, func(conn net.Conn) {

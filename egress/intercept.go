@@ -60,7 +60,7 @@ func (f *flow) intercept(conn Conn, prefix []byte, upstream net.Conn) {
 		f.s.proxy.fronts.h2.serve(inner, handler)
 		return
 	}
-	f.s.proxy.fronts.h1.serve(newFraming(inner), fullDuplex(handler))
+	f.s.proxy.fronts.h1.serve(newFraming(inner, f.misframed), fullDuplex(handler))
 }
 
 // heardConn knows whether the program ended it before it had said anything.
@@ -136,6 +136,7 @@ type upstream struct {
 
 	mu    sync.Mutex
 	first net.Conn // that was made already
+	spare bool     // the flow's own place is not taken by a connection yet
 	// greeted is a connection whose handshake was begun ahead of the first request; nil:
 	// none, or it is taken.
 	greeted chan greeting
@@ -157,7 +158,7 @@ func (u *upstream) greet() {
 }
 
 func newUpstream(f *flow, scheme string, first net.Conn) *upstream {
-	u := &upstream{f: f, first: first}
+	u := &upstream{f: f, first: first, spare: first == nil}
 	t := f.s.proxy.cfg.Times
 	u.transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return u.dial(ctx) },
@@ -191,17 +192,46 @@ func (u *upstream) close() {
 // anew.
 func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
 	u.mu.Lock()
-	conn := u.first
-	u.first = nil
+	conn, spare := u.first, u.spare
+	u.first, u.spare = nil, false
 	u.mu.Unlock()
 	if conn != nil {
 		return conn, nil
 	}
+	done := func() {}
+	if !spare { // requests in parallel may need several, which count too
+		var r *refusal
+		if done, r = u.f.s.limiter.connection(); r != nil {
+			return nil, r
+		}
+	}
 	conn, r := u.f.connect(ctx)
 	if r != nil {
+		done()
 		return nil, r
 	}
-	return conn, nil
+	return &placed{conn, done}, nil
+}
+
+// placed is a connection that gives its place back when it is closed.
+type placed struct {
+	net.Conn
+	done func()
+}
+
+func (c *placed) Close() error {
+	c.done()
+	return c.Conn.Close()
+}
+
+func (c *placed) CloseWrite() error { return closeWrite(c.Conn) }
+
+// closeWrite passes on the end of what is written, where the connection has sides.
+func closeWrite(conn net.Conn) error {
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // dialTLS takes the connection that was greeted already, or makes one more.
@@ -263,7 +293,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 	}
 	var conn net.Conn
 	var err error
-	if q.scheme == "https" {
+	if out.URL.Scheme == "https" {
 		conn, err = up.handshake(q.ctx, []string{"http/1.1"})
 	} else {
 		conn, err = up.dial(q.ctx)
@@ -358,18 +388,13 @@ type bufferedConn struct {
 
 func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-func (c *bufferedConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
+func (c *bufferedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 // servePlain serves requests without TLS to one host.
 func (f *fronts) servePlain(fl *flow, conn Conn, prefix []byte, first net.Conn) {
 	up := newUpstream(fl, "http", first)
 	defer up.close()
-	f.h1.serve(newFraming(withPrefix(conn, prefix)), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	f.h1.serve(newFraming(withPrefix(conn, prefix), fl.misframed), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		(&forwarding{f: fl, w: w, in: r, transport: up, scheme: "http"}).serve()
 	})))
 }

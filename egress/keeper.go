@@ -387,6 +387,7 @@ func (k *Keeper) renewLocked() {
 			k.cfg.Renewed(id, k.grantLocked(b))
 		}
 	}
+	k.renewVisitsLocked()
 }
 
 // Detach shuts a sandbox. It is idempotent.

@@ -160,6 +160,7 @@ func TestTheSideThatIsLeftHasAWhile(t *testing.T) {
 
 // EL4: iron-proxy: a head that comes slowly, or never ends, held a connection for ever.
 func TestSlowAndLargeHeadsEnd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, times(func(x *egress.Times) { x.Hello = time.Second }))
 	r.site("read.example.com", nil)
 	r.site("page.example.com", nil, plain)
@@ -215,6 +216,7 @@ func TestSlowAndLargeHeadsEnd(t *testing.T) {
 // EL5: agent-vault: an upload of more than 60 s was cut. Bytes keep a connection, in either
 // direction, for as long as they come.
 func TestASlowUploadGoesOn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, times(func(x *egress.Times) { x.Hello, x.Idle = time.Second, 1200*time.Millisecond }))
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {
 		n, err := io.Copy(io.Discard, req.Body)
@@ -262,6 +264,7 @@ func TestASlowUploadGoesOn(t *testing.T) {
 // EL5: what nothing happens on ends, also where the proxy reads it: a stream that went silent,
 // and a body that does not go on.
 func TestWhatIsReadAndIdleEnds(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, times(func(x *egress.Times) { x.Idle = 700 * time.Millisecond }))
 	gone := make(chan bool, 16)
 	r.site("read.example.com", func(w http.ResponseWriter, req *http.Request) {

@@ -250,6 +250,41 @@ func TestEveryPlaceIsGivenBack(t *testing.T) {
 	}
 }
 
+// One connection of a program may have many requests at once, and a destination that does not
+// take them all on one connection needs more: those count too.
+func TestConnectionsToADestinationAreBounded(t *testing.T) {
+	const most = 4
+	r := newRig(t, limits(egress.Limits{Connections: most}))
+	release := make(chan struct{})
+	s := r.site("read.example.com", func(_ http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/slow" {
+			<-release
+		}
+	}, oldHTTP)
+	b := r.ruled(intercepted("read.example.com"))
+	c := b.client(boxed.EntryHTTP, "h2")
+	send(t, c, request(t, "GET", "https://read.example.com/", "")) // which makes the one connection
+	answers := make(chan answer)
+	const asked = 3 * most
+	for range asked {
+		go func() { answers <- send(t, c, request(t, "GET", "https://read.example.com/slow", "")) }()
+	}
+	for range asked - most {
+		(<-answers).want(t, 429, boxed.EgressTooMany)
+	}
+	close(release)
+	for range most {
+		if a := <-answers; a.StatusCode != 200 {
+			t.Errorf("%d %s", a.StatusCode, a.reason)
+		}
+	}
+	if n := s.connections(); n > most {
+		t.Errorf("there were %d connections", n)
+	}
+	c.CloseIdleConnections()
+	eventually(t, "end of all", func() bool { return r.proxy.Places(b.id) == 0 })
+}
+
 // One connection to the proxy asks for pages of many hosts, and keeps a few.
 func TestOneConnectionAsksForPagesOfManyHosts(t *testing.T) {
 	r := newRig(t)

@@ -20,6 +20,9 @@ func ParseProfile(text []byte) (*boxed.EgressProfile, error) {
 	if len(text) > boxed.MaxDocument/2 {
 		return nil, boxed.Errorf(boxed.CodeTooLarge, "a profile of %d bytes, at most %d are allowed", len(text), boxed.MaxDocument/2)
 	}
+	if nested(string(text)) {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "lists and objects more than %d deep, and a profile has them 3 deep", maxNesting)
+	}
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
 		return nil, badYAML(err)
@@ -52,6 +55,26 @@ func ParseProfile(text []byte) (*boxed.EgressProfile, error) {
 		Version: p.Version, Name: p.Name, Owner: p.Owner, Rules: *p.Rules, Deny: p.Deny, OnDeny: p.OnDeny, Exit: p.Exit,
 	})
 	return profile, atLine(file, err)
+}
+
+// maxNesting is how deep brackets may be: the parser's time is quadratic in it.
+const maxNesting = 32
+
+// nested reports whether a text is nested deeper than any profile, wherever that is.
+func nested(text string) bool {
+	depth := 0
+	for _, c := range text {
+		switch c {
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		}
+		if depth > maxNesting {
+			return true
+		}
+	}
+	return strings.Contains(text, strings.Repeat("- ", maxNesting))
 }
 
 // atLine adds the line of the field that an error names.

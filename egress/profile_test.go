@@ -187,6 +187,12 @@ func TestAMistakeInAProfileNamesItsLine(t *testing.T) {
 	if _, err := egress.ParseProfile([]byte(head + strings.Repeat("#", boxed.MaxDocument))); !errors.Is(err, boxed.CodeTooLarge) {
 		t.Errorf("a large one: %v", err)
 	}
+	// The parser's time is quadratic in it.
+	for _, deep := range []string{"[", "{", "{a: ", "- ", "a:\n- ["} {
+		if _, err := egress.ParseProfile([]byte(strings.Repeat(deep, 4000))); !errors.Is(err, boxed.CodeInvalid) || !strings.Contains(err.Error(), "deep") {
+			t.Errorf("nested %q: %v", deep, err)
+		}
+	}
 	many := head + strings.Repeat("- host: a.example.com\n", 513)
 	if _, err := egress.ParseProfile([]byte(many)); !errors.Is(err, boxed.CodeInvalid) {
 		t.Errorf("513 rules: %v", err)

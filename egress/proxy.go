@@ -19,6 +19,8 @@ import (
 
 // Recorder keeps audit records. Audit is one.
 type Recorder interface {
+	// Ready is an error while no connection could be recorded.
+	Ready() error
 	// Allow returns once the record is sure to be kept; nothing opens before that.
 	Allow(boxed.EgressRecord) error
 	Deny(boxed.EgressRecord)
@@ -105,6 +107,7 @@ type Proxy struct {
 
 	mu       sync.Mutex
 	sessions map[boxed.ID]*session
+	visits   map[*session]bool         // of other nodes' sandboxes, one for each connection
 	foreign  map[boxed.NodeID]*limiter // of what other nodes ask for
 	frozen   func(*session) bool       // nil: none
 }
@@ -119,7 +122,7 @@ func New(cfg Config) *Proxy {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Proxy{cfg: cfg, judge: cfg.Judge.Judge, shut: cfg.Judge.WithoutOpenings().Judge, dial: dialAddress, sessions: map[boxed.ID]*session{}}
+	p := &Proxy{cfg: cfg, judge: cfg.Judge.Judge, shut: cfg.Judge.WithoutOpenings().Judge, dial: dialAddress, sessions: map[boxed.ID]*session{}, visits: map[*session]bool{}}
 	p.fronts = newFronts(p)
 	return p
 }
@@ -127,7 +130,7 @@ func New(cfg Config) *Proxy {
 // Close ends everything that is under way.
 func (p *Proxy) Close() {
 	p.mu.Lock()
-	all := slices.Collect(maps.Values(p.sessions))
+	all := p.allLocked()
 	p.sessions = map[boxed.ID]*session{}
 	p.mu.Unlock()
 	for _, s := range all {
@@ -154,6 +157,16 @@ type session struct {
 	// heldHere: requests come from the node that has ended the sandbox's TLS.
 	heldHere bool
 	live     map[*flow]bool
+	// remake makes the policy of another node's sandbox anew, under the Keeper's lock. Nil:
+	// it is one of this node.
+	remake func() (*Policy, []*Binding, error)
+}
+
+func (p *Proxy) newSession(id boxed.ID, owner string, l *limiter) *session {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	return &session{
+		proxy: p, id: id, owner: owner, limiter: l, ctx: ctx, cancel: cancel, live: map[*flow]bool{}, tokens: newPlaceholders(nil),
+	}
 }
 
 // Session is what a sandbox's egress is made of.
@@ -173,10 +186,7 @@ func (p *Proxy) Attach(a Session) {
 	p.mu.Lock()
 	s := p.sessions[a.Sandbox]
 	if s == nil {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		s = &session{
-			proxy: p, id: a.Sandbox, ctx: ctx, cancel: cancel, limiter: newLimiter(p.cfg.Limits), live: map[*flow]bool{},
-		}
+		s = p.newSession(a.Sandbox, a.Owner, newLimiter(p.cfg.Limits))
 		p.sessions[a.Sandbox] = s
 	}
 	p.mu.Unlock()
@@ -212,11 +222,15 @@ func (p *Proxy) Freeze(which func(id boxed.ID, owner string, labels map[string]s
 	if which != nil {
 		p.frozen = func(s *session) bool { return which(s.who()) }
 	}
-	all := slices.Collect(maps.Values(p.sessions))
+	all := p.allLocked()
 	p.mu.Unlock()
 	for _, s := range all {
 		s.rejudge()
 	}
+}
+
+func (p *Proxy) allLocked() []*session {
+	return slices.AppendSeq(slices.Collect(maps.Values(p.sessions)), maps.Keys(p.visits))
 }
 
 // Policy is that of a sandbox, nil if it has none.
@@ -271,11 +285,9 @@ func (s *session) rejudge() {
 	live := slices.Collect(maps.Keys(s.live))
 	s.mu.Unlock()
 	for _, f := range live {
-		r := s.outdated(f)
-		if r == nil && f.dec.revoked() {
-			r = refuse(boxed.EgressRevoked, "a secret that it may use was revoked")
-		}
-		if r != nil {
+		if f.dec.revoked() {
+			f.stop(refuse(boxed.EgressRevoked, "a secret that it may use was revoked"))
+		} else if r := s.outdated(f); r != nil {
 			f.stop(r)
 		}
 	}
@@ -394,11 +406,9 @@ type Conn = boxed.EgressConn
 // for an entry that must be told whether anybody is there, before any byte.
 func (p *Proxy) Serve(ctx context.Context, id boxed.ID, intent boxed.EgressIntent, conn Conn, opened func(error) error) {
 	s := p.session(id)
-	if s == nil {
-		if opened != nil {
-			opened(&refusal{Reason: boxed.EgressNoProfile})
-		}
-		return
+	if s == nil { // not yet, or no more: it is told so, and gets no further
+		s = p.newSession(id, "", newLimiter(p.cfg.Limits))
+		defer s.cancel(nil)
 	}
 	stop := context.AfterFunc(s.ctx, func() { conn.Close() })
 	defer stop()

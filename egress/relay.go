@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -87,35 +88,38 @@ func (f *flow) through(ctx context.Context, to boxed.NodeID, r boxed.EgressRelay
 // the holder of a secret. origin is proven, and owner vouched for by it. Errors: forbidden
 // with the reason.
 func (k *Keeper) Foreign(ctx context.Context, origin boxed.NodeID, owner string, r boxed.EgressRelay) (net.Conn, error) {
-	refused := func(rf *refusal) error {
-		return boxed.Errorf(boxed.CodeForbidden, "%s", rf.Error()).With("reason", string(rf.Reason))
+	s := k.cfg.Proxy.visit(origin, r.Sandbox, owner)
+	conn, rf := k.receive(ctx, s, origin, r)
+	if rf != nil {
+		k.cfg.Proxy.leave(s)
+		return nil, boxed.Errorf(boxed.CodeForbidden, "%s", rf.Error()).With("reason", string(rf.Reason))
 	}
+	return conn, nil
+}
+
+// receive opens the connection of a visit.
+func (k *Keeper) receive(ctx context.Context, s *session, origin boxed.NodeID, r boxed.EgressRelay) (net.Conn, *refusal) {
 	if r.Sandbox.Node() != origin {
-		return nil, refused(refuse(boxed.EgressInvalidRequest, "the sandbox is not one of the node that asks"))
+		return nil, refuse(boxed.EgressInvalidRequest, "the sandbox is not one of the node that asks")
 	}
 	host, err := ParseHost(r.Host)
 	if err != nil {
-		return nil, refused(refuse(boxed.EgressInvalidName, "%v", err))
+		return nil, refuse(boxed.EgressInvalidName, "%v", err)
 	}
-	s := k.cfg.Proxy.foreignSession(origin, r.Sandbox, owner)
-	var private bool
-	if r.Secret != "" {
-		err = k.heldFor(s, owner, r)
-	} else {
-		private, err = k.exitFor(s, origin, owner, r)
-	}
+	private, err := k.allowVisit(s, origin, r)
 	if err != nil {
-		return nil, refused(s.deny(boxed.EntryHTTP, r.Host, r.Port, asRefusal(err, boxed.EgressExitAway)))
+		return nil, s.deny(boxed.EntryHTTP, r.Host, r.Port, asRefusal(err, boxed.EgressExitAway))
 	}
 	f, rf := s.open(ctx, boxed.EntryHTTP, host, r.Port)
 	if rf != nil {
-		return nil, refused(rf)
+		return nil, rf
 	}
 	f.foreign, f.private = true, private
+	f.closed = func() { s.proxy.leave(s) }
 	conn, rf := f.reach(ctx)
 	if rf != nil {
 		defer f.close()
-		return nil, refused(f.deny(rf))
+		return nil, f.deny(rf)
 	}
 	if r.Secret != "" {
 		return f.serveHeld(conn), nil
@@ -123,19 +127,22 @@ func (k *Keeper) Foreign(ctx context.Context, origin boxed.NodeID, owner string,
 	if rf := f.allow(); rf != nil {
 		f.close()
 		conn.Close()
-		return nil, refused(rf)
+		return nil, rf
 	}
 	c := &foreignConn{Conn: conn}
 	c.up.f, c.up.up, c.down.f = f, true, f
+	stop := context.AfterFunc(f.ctx, func() { conn.Close() })
 	c.done = sync.OnceFunc(func() {
+		stop()
 		f.ended(c.up.n.Load(), c.down.n.Load(), nil)
 		f.close()
 	})
 	return c, nil
 }
 
-// foreignSession is a session for one call of another node. Its limits are that node's.
-func (p *Proxy) foreignSession(origin boxed.NodeID, id boxed.ID, owner string) *session {
+// visit is a session for one connection of another node's sandbox, which ends by leave. Its
+// limits are that node's.
+func (p *Proxy) visit(origin boxed.NodeID, id boxed.ID, owner string) *session {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.foreign[origin]
@@ -149,41 +156,73 @@ func (p *Proxy) foreignSession(origin boxed.NodeID, id boxed.ID, owner string) *
 		l = newLimiter(limits)
 		p.foreign[origin] = l
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	return &session{proxy: p, id: id, owner: owner, limiter: l, ctx: ctx, cancel: cancel, live: map[*flow]bool{}, tokens: newPlaceholders(nil)}
+	s := p.newSession(id, owner, l)
+	p.visits[s] = true
+	return s
+}
+
+// leave ends a visit. It is idempotent.
+func (p *Proxy) leave(s *session) {
+	p.mu.Lock()
+	delete(p.visits, s)
+	p.mu.Unlock()
+	s.cancel(nil)
 }
 
 // foreignShare is how many sandboxes' worth of connections another node may have here.
 const foreignShare = 8
 
-// exitFor gives the session the profile that this node has under the name.
-func (k *Keeper) exitFor(s *session, origin boxed.NodeID, owner string, r boxed.EgressRelay) (private bool, err error) {
+// allowVisit gives a visit its policy, and says whether the operator's openings are for it.
+func (k *Keeper) allowVisit(s *session, origin boxed.NodeID, r boxed.EgressRelay) (private bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r.Secret != "" {
+		s.heldHere = true
+		s.remake = func() (*Policy, []*Binding, error) { return k.holdLocked(s.owner, r) }
+		return false, s.remade()
+	}
 	i := slices.IndexFunc(k.cfg.Exits, func(e ExitRule) bool {
 		return (e.Node == "*" || e.Node == string(origin)) && (e.Profile == "*" || e.Profile == r.Profile)
 	})
 	if i < 0 {
 		return false, refuse(boxed.EgressNotListed, "this node is no exit for %s under the profile %s (egress.exits)", origin, clip(r.Profile, 40))
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	profile, err := k.profileLocked(owner, r.Profile)
-	if err != nil || profile == nil {
-		return false, refuse(boxed.EgressNoProfile, "this node has no profile %s", clip(r.Profile, 40))
-	}
-	out, err := k.exitPolicyLocked(profile)
-	if err != nil {
-		return false, refuse(boxed.EgressNoProfile, "%v", err)
-	}
-	s.policy = out
-	return k.cfg.Exits[i].Private, nil
+	s.remake = func() (*Policy, []*Binding, error) { return k.exitLocked(s.owner, r.Profile) }
+	return k.cfg.Exits[i].Private, s.remade()
 }
 
-// exitPolicyLocked is a profile for bytes that this node only carries: what is to be read,
-// its origin reads.
-func (k *Keeper) exitPolicyLocked(profile *boxed.EgressProfile) (*Policy, error) {
+// remade puts the policy of a visit in force as it is now: nothing, where there is none.
+func (s *session) remade() error {
+	policy, bindings, err := s.remake()
+	s.mu.Lock()
+	s.policy, s.tokens = policy, newPlaceholders(bindings)
+	s.mu.Unlock()
+	return err
+}
+
+// renewVisitsLocked ends what other nodes' sandboxes have open and may not have any more.
+func (k *Keeper) renewVisitsLocked() {
+	k.cfg.Proxy.mu.Lock()
+	visits := slices.Collect(maps.Keys(k.cfg.Proxy.visits))
+	k.cfg.Proxy.mu.Unlock()
+	for _, s := range visits {
+		if s.remake != nil { // or it has no policy yet
+			s.remade()
+			s.rejudge()
+		}
+	}
+}
+
+// exitLocked is the profile that this node has under the name, for bytes that it only
+// carries: what is to be read, the sandbox's node reads.
+func (k *Keeper) exitLocked(owner, name string) (*Policy, []*Binding, error) {
+	profile, err := k.profileLocked(owner, name)
+	if err != nil || profile == nil {
+		return nil, nil, refuse(boxed.EgressNoProfile, "this node has no profile %s", clip(name, 40))
+	}
 	rules, err := compileRules(profile.Rules, "profile "+profile.Name)
 	if err != nil {
-		return nil, err
+		return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
 	}
 	for _, r := range rules {
 		r.Mode, r.Raw = boxed.EgressTunnel, true
@@ -192,24 +231,25 @@ func (k *Keeper) exitPolicyLocked(profile *boxed.EgressProfile) (*Policy, error)
 	for _, d := range profile.Deny {
 		pattern, err := ParsePattern(d)
 		if err != nil {
-			return nil, err
+			return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
 		}
 		p.deny = append(p.deny, pattern)
 	}
-	return p, order(rules)
+	if err := order(rules); err != nil {
+		return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
+	}
+	return p, nil, nil
 }
 
-// heldFor gives the session the rules of a secret that this node holds for others.
-func (k *Keeper) heldFor(s *session, owner string, r boxed.EgressRelay) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// holdLocked are the rules of a secret that this node holds for others.
+func (k *Keeper) holdLocked(owner string, r boxed.EgressRelay) (*Policy, []*Binding, error) {
 	secret := k.secretOf(owner, r.Secret)
 	if secret == nil || secret.HeldBy != k.cfg.Node {
-		return refuse(boxed.EgressNoCredential, "this node holds no secret %s for %s", clip(r.Secret, 40), owner)
+		return nil, nil, refuse(boxed.EgressNoCredential, "this node holds no secret %s for %s", clip(r.Secret, 40), owner)
 	}
 	p := presets()[secret.Preset]
 	if p == nil || len(r.Placeholder) < minScan || checkRepos(r.Repos) != nil {
-		return refuse(boxed.EgressInvalidRequest, "the secret cannot be used so")
+		return nil, nil, refuse(boxed.EgressInvalidRequest, "the secret cannot be used so")
 	}
 	use := boxed.SecretUse{Name: r.Secret, Repos: r.Repos, ReadOnly: r.ReadOnly}
 	name, of := secret.Name, secret.Owner
@@ -223,14 +263,15 @@ func (k *Keeper) heldFor(s *session, owner string, r boxed.EgressRelay) error {
 		rule.Mode, rule.Credential = boxed.EgressIntercept, name
 		c, err := compileRule(rule)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		c.Binding, c.Slots, c.Source = b, e.slots, "secret "+name
 		rules = append(rules, c)
 	}
-	s.policy = &Policy{Generation: k.generation, hostDeny: k.cfg.HostDeny, rules: rules}
-	s.tokens, s.heldHere = newPlaceholders([]*Binding{b}), true
-	return order(rules)
+	if err := order(rules); err != nil {
+		return nil, nil, err
+	}
+	return &Policy{Generation: k.generation, hostDeny: k.cfg.HostDeny, rules: rules}, []*Binding{b}, nil
 }
 
 // serveHeld serves the requests that the origin passes on, and swaps the credential.
@@ -243,7 +284,7 @@ func (f *flow) serveHeld(first net.Conn) net.Conn {
 		defer stop()
 		up := newUpstream(f, "https", first)
 		defer up.close()
-		f.s.proxy.fronts.h1.serve(newFraming(far), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.s.proxy.fronts.h1.serve(newFraming(far, f.misframed), fullDuplex(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			(&forwarding{f: f, w: w, in: r, transport: up, scheme: "https"}).serve()
 		})))
 	}()
@@ -272,12 +313,7 @@ func (c *foreignConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-func (c *foreignConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
+func (c *foreignConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 func (c *foreignConn) Close() error {
 	err := c.Conn.Close()

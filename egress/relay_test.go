@@ -169,6 +169,79 @@ func TestAHolderUsesASecretForAnotherNode(t *testing.T) {
 	}
 }
 
+// What an exit does not allow any more ends there, whatever the sandbox's own node does.
+func TestAnExitEndsWhatItDoesNotAllowAnyMore(t *testing.T) {
+	rules := []boxed.EgressRule{rawRule("raw.example.com"), rawRule("other.example.com")}
+	for what, c := range map[string]struct {
+		change func(there *rig)
+		reason boxed.EgressReason
+	}{
+		"a freeze": {func(there *rig) {
+			there.proxy.Freeze(func(_ boxed.ID, o string, _ map[string]string) bool { return o == rigOwner })
+		}, boxed.EgressFrozen},
+		"a narrower profile": {func(there *rig) { there.profile(boxed.EgressProfile{Name: "out", Rules: rules[1:]}) }, boxed.EgressChanged},
+		"no profile":         {func(there *rig) { there.keeper.SetProfiles(nil) }, boxed.EgressChanged},
+		"the node's end":     {func(there *rig) { there.proxy.Close() }, boxed.EgressChanged},
+	} {
+		t.Run(what, func(t *testing.T) {
+			here, there, _ := twoNodes(t)
+			there.server("raw.example.com", 22, echo)
+			here.profile(boxed.EgressProfile{Name: "out", Exit: otherNode, Rules: rules})
+			there.profile(boxed.EgressProfile{Name: "out", Rules: rules})
+			b := here.box(boxed.EgressSpec{Profile: "out"})
+			conn := b.must(boxed.EntryHTTP, "raw.example.com", 22)
+			if !alive(conn) {
+				t.Fatal("nothing comes back")
+			}
+			there.profile(boxed.EgressProfile{Name: "unrelated", Rules: rules})
+			if !alive(conn) {
+				t.Error("another profile's change has ended it")
+			}
+			c.change(there)
+			if !dies(conn) {
+				t.Error("it goes on")
+			}
+			there.records.ended(t, c.reason)
+			eventually(t, "end of the visit", func() bool { return there.proxy.Visits() == 0 })
+		})
+	}
+}
+
+// A holder ends what is under way with a secret that was revoked there, and carries no
+// WebSocket: nobody could judge what is in it.
+func TestAHolderEndsTheUseOfARevokedSecret(t *testing.T) {
+	here, there, _ := twoNodes(t)
+	begun, release := make(chan struct{}), make(chan struct{})
+	defer close(release)
+	s := there.site("api.anthropic.com", func(w http.ResponseWriter, req *http.Request) {
+		io.WriteString(w, "first")
+		w.(http.Flusher).Flush()
+		begun <- struct{}{}
+		<-release
+	})
+	secret := boxed.Secret{Name: "anthropic", Preset: "anthropic", Owner: rigOwner, HeldBy: otherNode}
+	there.secret(secret, realAnthropic)
+	here.secret(secret, "")
+	yes := true
+	here.profile(boxed.EgressProfile{Name: "sockets", Rules: []boxed.EgressRule{{Host: "api.anthropic.com", Mode: boxed.EgressIntercept, Credential: "anthropic", WebSocket: &yes}}})
+	b := here.box(boxed.EgressSpec{Profile: "sockets"})
+	key := b.token("ANTHROPIC_API_KEY")
+	socket := b.secure(boxed.EntryHTTP, "api.anthropic.com", "http/1.1")
+	raw(t, socket, "GET /v1/messages HTTP/1.1\r\nHost: api.anthropic.com\r\nX-Api-Key: "+key+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n").want(t, 400, boxed.EgressUpgrade)
+	s.untouched(t)
+	resp, err := b.client(boxed.EntryHTTP, "h2").Do(request(t, "POST", messages, "{}", "X-Api-Key: "+key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	<-begun
+	there.revoke(rigOwner, "anthropic")
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("the answer looks whole")
+	}
+	there.records.ended(t, boxed.EgressRevoked)
+}
+
 // What another node asks for is judged here: whose sandbox it is, whose secret, and what the
 // requests have in them.
 func TestAnotherNodeIsNotBelieved(t *testing.T) {

@@ -247,6 +247,7 @@ func TestADetachedSandboxLosesEverything(t *testing.T) {
 				t.Fatal(err)
 			}
 			idle := b.hand(boxed.EgressIntent{Entry: boxed.EntryHTTP}, nil)
+			raw(t, idle, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").want(t, 400, boxed.EgressInvalidRequest)
 			end(b)
 			if !dies(tunnel) {
 				t.Error("a tunnel goes on")
@@ -256,10 +257,7 @@ func TestADetachedSandboxLosesEverything(t *testing.T) {
 			}
 			resp.Body.Close()
 			io.ReadAll(idle) // a connection to the proxy, too
-			if conn, refused := b.connect(entry, "raw.example.com", 22); refused == nil {
-				conn.Close()
-				t.Error("a connection was made")
-			}
+			b.refusedBy(t, entry, "raw.example.com", 22, boxed.EgressNoProfile)
 		}
 	})
 }

@@ -233,6 +233,7 @@ type ledger struct {
 	mu     sync.Mutex
 	all    []boxed.EgressRecord
 	full   bool // nothing can be recorded
+	sudden bool // and nobody could know before it was tried
 	hidden []string
 	log    logged
 }
@@ -256,6 +257,15 @@ func (l *logged) String() string {
 }
 
 var errFull = errors.New("the disk is full")
+
+func (l *ledger) Ready() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.full && !l.sudden {
+		return errFull
+	}
+	return nil
+}
 
 func (l *ledger) Allow(rec boxed.EgressRecord) error {
 	l.mu.Lock()
@@ -283,10 +293,10 @@ func (l *ledger) End(rec boxed.EgressRecord) {
 
 func (l *ledger) Forget(boxed.ID) {}
 
-func (l *ledger) setFull(full bool) {
+func (l *ledger) setFull(full, sudden bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.full = full
+	l.full, l.sudden = full, sudden
 }
 
 // of are the records that match.

@@ -44,6 +44,7 @@ func legged(t *testing.T, h http.HandlerFunc) (b *box, page, read *site) {
 // one with a bare line feed after a chunk's size.
 func TestRequestsThatCanBeReadInTwoWaysGoNowhere(t *testing.T) {
 	b, page, read := legged(t, nil)
+	recorded := 0
 	for _, l := range legs() {
 		t.Run(l.name, func(t *testing.T) {
 			for _, c := range []struct{ what, fields, body string }{
@@ -67,6 +68,14 @@ func TestRequestsThatCanBeReadInTwoWaysGoNowhere(t *testing.T) {
 				a := raw(t, conn, text)
 				if a.StatusCode != 400 || a.reason != boxed.EgressInvalidRequest {
 					t.Errorf("%s: %d %q", c.what, a.StatusCode, a.reason)
+				}
+				// Everything that was asked for is on the record.
+				if recs := b.r.records.of(func(rec boxed.EgressRecord) bool {
+					return isDenied(rec) && rec.Sandbox == b.id && rec.Reason == boxed.EgressInvalidRequest && rec.Detail != ""
+				}); len(recs) <= recorded {
+					t.Errorf("%s: nothing is on the record", c.what)
+				} else {
+					recorded = len(recs)
 				}
 			}
 			// In a body, the answer is of whoever reads it: nothing after it is a request.
