@@ -485,6 +485,8 @@ func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 		switch {
 		case err != nil || done:
 			return err
+		case left: // also while there is always something more to send
+			return io.ErrClosedPipe
 		case skipped > 0:
 			gap := binary.BigEndian.AppendUint64([]byte{frameTypes[i]}, uint64(skipped))
 			err = writeFrame(conn, frameGap, gap)
@@ -503,8 +505,6 @@ func (e *guestExec) send(a Attach, conn io.Writer, gone *bool) error {
 			return err
 		case a.NoFollow:
 			return writeFrame(conn, frameAlive, nil)
-		case left:
-			return io.ErrClosedPipe
 		}
 		if err != nil {
 			return err
