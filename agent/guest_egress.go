@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -273,11 +274,23 @@ func (e *entries) canary(name string) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	if code, err := askDNS(ctx, c.DNS, name); err != nil || code != codeNoName {
+	looked := make(chan string, 1)
+	go func() { looked <- deniedName(ctx, c.DNS, name) }() // a create waits for both
+	tunnel := deniedCONNECT(ctx, c.HTTP, name)
+	return cmp.Or(<-looked, tunnel)
+}
+
+// deniedName says what is wrong with the answer to a name that is denied, or "".
+func deniedName(ctx context.Context, port uint16, name string) string {
+	if code, err := askDNS(ctx, port, name); err != nil || code != codeNoName {
 		return fmt.Sprintf("a name that is denied was answered with code %d, %v", code, err)
 	}
-	status, err := askCONNECT(ctx, c.HTTP, name)
-	if err != nil || status != 403 {
+	return ""
+}
+
+// deniedCONNECT is the same of a tunnel.
+func deniedCONNECT(ctx context.Context, port uint16, name string) string {
+	if status, err := askCONNECT(ctx, port, name); err != nil || status != 403 {
 		return fmt.Sprintf("a CONNECT that is denied was answered with %d, %v", status, err)
 	}
 	return ""

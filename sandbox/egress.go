@@ -94,19 +94,50 @@ func (b *box) openEgress(ctx context.Context, spec *boxed.EgressSpec) error {
 	if !host.ServesEgress() {
 		return boxed.Errorf(boxed.CodeUnavailable, "the sandbox's agent cannot serve egress").WithField("egress")
 	}
+	// The entries are opened while the policy is made: before there is one, nothing passes.
+	opened := make(chan error, 1)
+	config := b.record()
+	config.Egress = &boxed.EgressGrant{}
+	go func() { opened <- b.linkError(host.Configure(ctx, b.m.agentConfig(&config))) }()
 	grant, err := e.Attach(b.view(), spec)
+	if err == nil {
+		b.mu.Lock()
+		b.rec.Egress = grant // it becomes durable with the state
+		b.mu.Unlock()
+		err = b.writeEgress(ctx, host, grant)
+	}
+	if openErr := <-opened; err == nil {
+		err = openErr
+	}
 	if err != nil {
 		return err
 	}
-	b.mu.Lock()
-	b.rec.Egress = grant // it becomes durable with the state
-	b.mu.Unlock()
-	return b.pushEgress(ctx, host, grant)
+	return lookOut(ctx, host, grant)
 }
 
 // pushEgress gives the sandbox its files, has the agent open its entries, and looks from
 // inside whether what is denied is.
 func (b *box) pushEgress(ctx context.Context, host *agent.Host, grant *boxed.EgressGrant) error {
+	if err := b.writeEgress(ctx, host, grant); err != nil {
+		return err
+	}
+	r := b.record()
+	if err := host.Configure(ctx, b.m.agentConfig(&r)); err != nil {
+		return b.linkError(err)
+	}
+	return lookOut(ctx, host, grant)
+}
+
+// lookOut makes sure, from inside, that a name which is denied is.
+func lookOut(ctx context.Context, host *agent.Host, grant *boxed.EgressGrant) error {
+	if _, err := host.Canary(ctx, agent.Canary{Open: true, Name: grant.Canary}); err != nil {
+		return boxed.Errorf(boxed.CodeInternal, "%w", err)
+	}
+	return nil
+}
+
+// writeEgress writes the files that programs in the sandbox find.
+func (b *box) writeEgress(ctx context.Context, host *agent.Host, grant *boxed.EgressGrant) error {
 	if own := grant.Files[boxed.EgressCAFile]; own != nil {
 		bundle := append(slices.Clone(b.roots(ctx, host)), '\n')
 		grant.Files[boxed.EgressBundleFile] = append(bundle, own...)
@@ -115,13 +146,6 @@ func (b *box) pushEgress(ctx context.Context, host *agent.Host, grant *boxed.Egr
 		if err := replaceFile(filepath.Join(b.dir(), name), text); err != nil {
 			return fmt.Errorf("write the egress files: %w", err)
 		}
-	}
-	r := b.record()
-	if err := host.Configure(ctx, b.m.agentConfig(&r)); err != nil {
-		return b.linkError(err)
-	}
-	if _, err := host.Canary(ctx, agent.Canary{Open: true, Name: grant.Canary}); err != nil {
-		return boxed.Errorf(boxed.CodeInternal, "%w", err)
 	}
 	return nil
 }
