@@ -6,8 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -43,12 +41,16 @@ type PoliciesConfig struct {
 	Freeze func(which func(id boxed.ID, owner string, labels map[string]string) bool)
 	// Nodes are all that are known, with their keys.
 	Nodes func() []boxed.NodeSummary
+	// Sources are the kinds of values that admins may have this node read; see
+	// [CheckSourceKind].
+	Sources []string
 }
 
 // Policies are profiles, secrets and freezes, in the store's documents, and put in force on
 // this node as they come. It is safe for concurrent use.
 type Policies struct {
-	cfg PoliciesConfig
+	cfg     PoliciesConfig
+	sources sources
 
 	writing sync.Mutex // held across I/O, while a document is made and stored
 	loading sync.Mutex // so that what was read later is installed later
@@ -69,6 +71,7 @@ type secretBody struct {
 	boxed.Secret
 	Sealed []byte                  `json:"sealed,omitempty"` // XChaCha20-Poly1305, the nonce first
 	Keys   map[boxed.NodeID][]byte `json:"keys,omitempty"`
+	own    bool                    // this node wrote it
 }
 
 // name is the key of its document. A secret that was revoked is never valid again; one that
@@ -83,7 +86,7 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Policies{cfg: cfg}
+	p := &Policies{cfg: cfg, sources: sources{allowed: cfg.Sources, log: cfg.Logger, now: cfg.Now}}
 	return p, p.reload()
 }
 
@@ -150,13 +153,16 @@ func (p *Policies) install() {
 		}
 	}
 	var held []egress.HeldSecret
+	var used []string
 	for _, s := range secrets {
 		h := egress.HeldSecret{Secret: s.Secret}
 		if s.RevokedAt.IsZero() {
 			h.Read = p.reader(s)
+			used = append(used, s.Source)
 		}
 		held = append(held, h)
 	}
+	p.sources.settle(used)
 	p.cfg.Keeper.SetSecrets(held)
 	p.cfg.Keeper.SetProfiles(profiles)
 }
@@ -208,6 +214,7 @@ func (p *Policies) readSecrets(docs []boxed.Document) (list []secretBody) {
 		if d.Revoked && body.RevokedAt.IsZero() {
 			body.RevokedAt = time.UnixMilli(d.Stamp.WallMS).UTC()
 		}
+		body.own = d.Author.Equal(p.cfg.Signer.Public())
 		list = append(list, body)
 	}
 	// Where two nodes made one under the same name, the newer counts.
@@ -232,20 +239,13 @@ func (p *Policies) readFreezes(docs []boxed.Document) (list []boxed.EgressFreeze
 	return list
 }
 
-// readLimit is how long a command may take that gives a secret, and readFresh how long what
-// it gave is believed.
-const (
-	readLimit = 10 * time.Second
-	readFresh = 5 * time.Minute
-)
-
 // reader is how a secret's value is read on this node; nil: not at all.
 func (p *Policies) reader(s secretBody) func() egress.Value {
 	if s.Source != "" && s.Source != sourceValue {
-		if !slices.Contains(s.Nodes, p.cfg.Node) {
-			return nil
+		if !s.own || !slices.Contains(s.Nodes, p.cfg.Node) {
+			return nil // no node has another read its environment, or run a command
 		}
-		return p.live(s.Source)
+		return p.sources.reader(s.Source)
 	}
 	key := s.Keys[p.cfg.Node]
 	if key == nil {
@@ -270,36 +270,6 @@ func (p *Policies) open(s secretBody, sealedKey []byte) (egress.Value, error) {
 	}
 	text, err := sealer.Open(string(s.bound()), s.Sealed)
 	return egress.NewValue(string(text)), err
-}
-
-// sourceValue is the source of a value that was given.
-const sourceValue = "value"
-
-// live reads a value of this node's own: it stays in its memory.
-func (p *Policies) live(source string) func() egress.Value {
-	if name, ok := strings.CutPrefix(source, "env:"); ok {
-		return func() egress.Value { return egress.NewValue(os.Getenv(name)) }
-	}
-	command, _ := strings.CutPrefix(source, "command:")
-	var mu sync.Mutex
-	var at time.Time
-	var last egress.Value
-	return func() egress.Value { // one at a time: whoever comes meanwhile takes what it gave
-		mu.Lock()
-		defer mu.Unlock()
-		if p.cfg.Now().Sub(at) < readFresh {
-			return last
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), readLimit)
-		defer cancel()
-		out, err := exec.CommandContext(ctx, "sh", "-c", command).Output()
-		if err != nil {
-			p.cfg.Logger.Error("read a secret by its command", "err", err) // the command itself may tell much
-			return egress.Value{}
-		}
-		last, at = egress.NewValue(strings.TrimSpace(string(out))), p.cfg.Now()
-		return last
-	}
 }
 
 // seal encrypts a value for the nodes that may use it.

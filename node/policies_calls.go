@@ -240,6 +240,9 @@ func (p *Policies) mayset(who boxed.Principal, req boxed.SecretRequest) error {
 		return boxed.Errorf(boxed.CodeForbidden, "source: only an admin has a node read its own environment or run a command").WithField("source")
 	case req.Source != "" && !strings.HasPrefix(req.Source, "env:") && !strings.HasPrefix(req.Source, "command:"):
 		return invalid("source", "it is env:NAME or command:…")
+	case req.Source != "" && !p.sources.may(req.Source):
+		kind, _, _ := strings.Cut(req.Source, ":")
+		return boxed.Errorf(boxed.CodeForbidden, "source: this node reads no secrets by %s; its operator allows it with egress.sources: [%s]", kind, kind).WithField("source")
 	case req.Source != "" && (req.Value != "" || req.All || req.HeldBy != ""):
 		return invalid("source", "it is read on this node, which excludes a value, all and held_by")
 	case req.All && req.HeldBy != "":

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxed-mesh/boxed"
 	"github.com/boxed-mesh/boxed/egress"
@@ -49,7 +50,8 @@ func newPolicies(t *testing.T, k *keyring, name byte, others ...byte) *policyHos
 			Trusted: func(ed25519.PublicKey) bool { return true },
 		},
 		Node: id(name), Keeper: h.keeper, Nodes: func() []boxed.NodeSummary { return nodes },
-		Freeze: func(f func(boxed.ID, string, map[string]string) bool) { h.frozen = f },
+		Sources: []string{node.SourceCommand},
+		Freeze:  func(f func(boxed.ID, string, map[string]string) bool) { h.frozen = f },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +68,16 @@ func (h *policyHost) set(t *testing.T, ctx context.Context, r boxed.SecretReques
 		t.Fatal(err)
 	}
 	return s
+}
+
+// needsX is a profile that is of no use without the secret x.
+const needsX = "version: 1\nname: needs-x\nrules:\n- host: api.github.com\n  mode: intercept\n  credential: x\n"
+
+func (h *policyHost) apply(t *testing.T, ctx context.Context, profile string) {
+	t.Helper()
+	if _, err := h.ApplyProfile(ctx, []byte(profile), false); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // attach says whether a sandbox of the owner could have the secret.
@@ -208,8 +220,100 @@ func TestOnlyAnAdminHasANodeReadItsOwnSecrets(t *testing.T) {
 	if err := h.attach("root", "x"); err != nil {
 		t.Error(err)
 	}
+	// Only what its operator has allowed: who may have a node run commands is as mighty as it.
+	if _, err := h.SetSecret(root, boxed.SecretRequest{Secret: boxed.Secret{Name: "z", Preset: "github", Source: "env:HOME"}}); !errors.Is(err, boxed.CodeForbidden) || !strings.Contains(err.Error(), "egress.sources") {
+		t.Errorf("a source that the operator has not allowed: %v", err)
+	}
 	if _, err := h.SetSecret(root, boxed.SecretRequest{Secret: boxed.Secret{Name: "y", Preset: "github", Source: "file:/x"}}); !errors.Is(err, boxed.CodeInvalid) {
 		t.Error(err)
+	}
+}
+
+// Another node's document has this node run nothing, whatever it says: a node that was broken
+// into has only itself.
+func TestNoNodeHasAnotherRunACommand(t *testing.T) {
+	k := newKeyring(t)
+	a, b := newPolicies(t, k, 'a', 'b'), newPolicies(t, k, 'b', 'a')
+	root := keyAs("root", boxed.RoleAdmin)
+	trace := filepath.Join(t.TempDir(), "trace")
+	b.set(t, root, boxed.SecretRequest{Secret: boxed.Secret{Name: "x", Preset: "github", Source: "command:echo >>" + trace + "; echo " + token}})
+	ran := func() int {
+		text, _ := os.ReadFile(trace)
+		return len(text)
+	}
+	if ran() != 1 {
+		t.Fatalf("where it was set it ran %d times", ran())
+	}
+	docs, err := k.store.Documents(node.SecretKind)
+	if err != nil || len(docs) != 1 {
+		t.Fatal(docs, err)
+	}
+	var body map[string]any
+	if err := json.Unmarshal(docs[0].Body, &body); err != nil {
+		t.Fatal(err)
+	}
+	body["nodes"] = []boxed.NodeID{boxed.NodeIDOf(keySigner('a').Public().(ed25519.PublicKey))}
+	d := docs[0]
+	d.Body, _ = json.Marshal(body)
+	d.Stamp.WallMS++
+	d.Sign(keySigner('b'))
+	if took, err := k.store.PutDocument(d); !took || err != nil {
+		t.Fatal(took, err)
+	}
+	if err := a.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	a.apply(t, root, needsX)
+	if err := a.keeper.Check("root", &boxed.EgressSpec{Profile: "needs-x"}); !errors.Is(err, boxed.CodeNotFound) || ran() != 1 {
+		t.Errorf("it ran %d times, and can be used here: %v", ran(), err)
+	}
+}
+
+// What a command gave is believed for a while, asked for again behind everybody's back, and
+// no more believed when it fails for long. EC19: OpenShell#2049.
+func TestASecretOfACommandIsReadAgain(t *testing.T) {
+	k := newKeyring(t)
+	h := newPolicies(t, k, 'a')
+	root := keyAs("root", boxed.RoleAdmin)
+	dir := t.TempDir()
+	file, trace := filepath.Join(dir, "token"), filepath.Join(dir, "trace")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runs := func(want int) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			text, _ := os.ReadFile(trace)
+			if len(text) == want {
+				return
+			}
+			if len(text) > want || time.Now().After(end) {
+				t.Fatalf("it ran %d times, not %d", len(text), want)
+			}
+		}
+	}
+	h.set(t, root, boxed.SecretRequest{Secret: boxed.Secret{Name: "x", Preset: "github", Source: "command:echo >>" + trace + "; cat " + file}})
+	runs(1)
+	h.apply(t, root, needsX)
+	usable := func() error { return h.keeper.Check("root", &boxed.EgressSpec{Profile: "needs-x"}) }
+	for range 3 { // fresh: nobody asks again, also where the documents change
+		h.set(t, root, boxed.SecretRequest{Secret: boxed.Secret{Name: "other", Preset: "github"}, Value: token})
+		if err := usable(); err != nil {
+			t.Error(err)
+		}
+	}
+	runs(1)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	k.sleep(6 * time.Minute)
+	if err := usable(); err != nil {
+		t.Errorf("while it is asked for again: %v", err)
+	}
+	runs(2)
+	k.sleep(5 * time.Minute)
+	if err := usable(); !errors.Is(err, boxed.CodeNotFound) {
+		t.Errorf("after it has failed for long: %v", err)
 	}
 }
 

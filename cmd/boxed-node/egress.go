@@ -32,6 +32,7 @@ type EgressConfig struct {
 	Ceiling      []string
 	Limits       egress.Limits
 	Exits        []string
+	Sources      []string
 }
 
 func (c *EgressConfig) settings() []setting {
@@ -44,6 +45,7 @@ func (c *EgressConfig) settings() []setting {
 		{path: "egress.self", value: &c.Self, help: "further addresses or prefixes that are ours and that no sandbox reaches: public ones behind NAT"},
 		{path: "egress.ceiling", value: &c.Ceiling, help: "hosts, or host:port, that owners may allow their sandboxes at most; *.NAME is one label more; none: any public host; admins' own profiles are not bounded"},
 		{path: "egress.exits", value: &c.Exits, help: "who may leave by this node, each as \"NODE PROFILE\" (an ID, or * for any node; * for any profile), with \"private\" behind it if egress.open is for them too; none: nobody"},
+		{path: "egress.sources", value: &c.Sources, help: "what admins may have this node read values of secrets from besides what is given: env (its own variables), command (what a program prints that it runs); none: neither"},
 		{path: "egress.limits.connections", value: &c.Limits.Connections, help: "connections of one sandbox at once"},
 		{path: "egress.limits.dials", value: &c.Limits.Dials, help: "connections of one sandbox per second"},
 		{path: "egress.limits.requests", value: &c.Limits.Requests, help: "requests of one sandbox per second, where the proxy reads them"},
@@ -90,6 +92,10 @@ func (c *EgressConfig) validate(v *checker) {
 	for _, text := range c.Exits {
 		_, err := egress.ParseExit(text)
 		v.want(err == nil, "egress.exits", "%v", err)
+	}
+	for _, kind := range c.Sources {
+		err := node.CheckSourceKind(kind)
+		v.want(err == nil, "egress.sources", "%v", err)
 	}
 	_, err := egress.ParseCeiling(c.Ceiling)
 	v.want(err == nil, "egress.ceiling", "%v", err)

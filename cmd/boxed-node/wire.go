@@ -106,6 +106,7 @@ func newDaemon(ctx context.Context, cfg *Loaded, log *slog.Logger) (_ *daemon, e
 	policies, err := node.NewPolicies(node.PoliciesConfig{
 		KeysConfig: keysConfig(d.store, mesh.cluster, d.identity, node.ProfileKind, log),
 		Node:       d.id, Keeper: d.egress.keeper, Freeze: d.egress.proxy.Freeze, Nodes: n.MeshNodes,
+		Sources: cfg.Egress.Sources,
 	})
 	if err != nil {
 		return nil, err
