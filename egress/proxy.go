@@ -387,14 +387,14 @@ func (p *Proxy) Resolve(id boxed.ID, intent boxed.EgressIntent) (code int, ports
 	case p.isFrozen(s):
 		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressFrozen, ""))
 		return noName, nil
+	case intent.Full:
+		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressNames, "the sandbox has asked for as many names as it may"))
+		return failed, nil
 	case d.Reason == boxed.EgressNotListed && policy.OnDeny == boxed.DenyAsk:
 		return 0, []uint16{443, 80} // the connection is what is asked about
 	case !d.Allowed():
 		s.deny(boxed.EntryDNS, host.String(), 0, &refusal{Reason: d.Reason, Rule: d.Rule})
 		return noName, nil
-	case intent.Full:
-		s.deny(boxed.EntryDNS, host.String(), 0, refuse(boxed.EgressNames, "the sandbox has asked for as many names as it may"))
-		return failed, nil
 	}
 	return 0, d.Ports
 }

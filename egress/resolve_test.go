@@ -125,6 +125,10 @@ func TestANameThatIsAskedAbout(t *testing.T) {
 	if code, _ := ask.proxy.Resolve(b.id, boxed.EgressIntent{Entry: boxed.EntryDNS, Host: "no.example.com", Type: 1}); code != 3 {
 		t.Errorf("what is denied is answered with %d", code)
 	}
+	full := boxed.EgressIntent{Entry: boxed.EntryDNS, Host: "new.example.com", Type: 1, Full: true}
+	if code, _ := ask.proxy.Resolve(b.id, full); code != 2 || ask.records.denied(b.id).Reason != boxed.EgressNames {
+		t.Errorf("without an address left it is answered with %d, and on the record is %s", code, ask.records.denied(b.id).Reason)
+	}
 	everyEntry(t, func(t *testing.T, entry boxed.EgressEntry) {
 		asked = nil
 		// The answer alone lets nothing through: the policy does, which it has changed.
