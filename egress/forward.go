@@ -123,6 +123,17 @@ func (q *forwarding) sameHost() bool {
 
 // serve judges the request, swaps its credential, sends it on and streams the answer.
 func (q *forwarding) serve() {
+	q.pass()
+	if q.in.ProtoMajor == 1 {
+		// What sends a request on may outlive the answer, and must not read from the
+		// program's connection any more when the server goes on to the next request:
+		// golang/go#46866. Who waits for the answer before sending more has it first.
+		http.NewResponseController(q.w).Flush()
+		q.in.Body.Close()
+	}
+}
+
+func (q *forwarding) pass() {
 	q.begun = time.Now()
 	q.up.f, q.up.up, q.down.f = q.f, true, q.f
 	q.rec = q.f.rec
@@ -323,6 +334,10 @@ type counted struct {
 	io.ReadCloser
 	c *counter
 }
+
+// Close does nothing: the server's would wait for what a program does not send before it has
+// its answer.
+func (b *counted) Close() error { return nil }
 
 func (b *counted) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)

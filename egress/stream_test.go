@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/boxed-mesh/boxed"
+	"github.com/boxed-mesh/boxed/egress"
 )
 
 // ET11: a call of gRPC goes both ways at once over HTTP/2, and its end is in trailers.
@@ -388,4 +389,25 @@ func TestARefusalDoesNotWaitForTheBody(t *testing.T) {
 		}
 	})
 	s.untouched(t)
+}
+
+// A destination may answer before it has read the request. Whoever sends that on is not still
+// reading from a program's connection when the next request is due on it: net/http gives such a
+// connection up, and a POST is not sent again (golang/go#46866).
+func TestAKeptConnectionGoesOnAfterAnswersThatCameEarly(t *testing.T) {
+	for name, change := range map[string]func(*siteConfig){"from http/1.1": oldHTTP, "from h2": func(*siteConfig) {}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, limits(egress.Limits{Requests: -1}))
+			r.site("read.example.com", nil, change)
+			b := r.ruled(intercepted("read.example.com"))
+			conn := b.secure(boxed.EntryHTTP, "read.example.com", "http/1.1")
+			in := bufio.NewReader(conn)
+			for range 2000 {
+				io.WriteString(conn, "POST / HTTP/1.1\r\nHost: read.example.com\r\nContent-Length: 2\r\n\r\n{}")
+				if a := readAnswer(t, in, "POST"); a.StatusCode != 200 {
+					t.Fatalf("%d %s", a.StatusCode, a.reason)
+				}
+			}
+		})
+	}
 }
