@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -96,6 +97,19 @@ const (
 	EgressAuditFull EgressReason = "audit_full" // nothing opens that cannot be recorded
 )
 
+var egressReasons = []EgressReason{
+	EgressAllowed, EgressInvalidName, EgressInvalidRequest, EgressBadQuery, EgressNoProfile, EgressHostDenied,
+	EgressListDenied, EgressNotListed, EgressPort, EgressMethod, EgressPath, EgressGraphQL, EgressPlainHTTP, EgressUpgrade,
+	EgressNotAnswered, EgressFrozen, EgressChanged, EgressRevoked, EgressNeverAddress, EgressPrivateAddress, EgressNoAddress,
+	EgressResolveFailed, EgressConnectFailed, EgressExitAway, EgressNotTLS, EgressNoSNI, EgressSNI, EgressECH, EgressHost,
+	EgressRejectedCA, EgressUpstreamTLS, EgressForeignCredential, EgressMisuse, EgressNoCredential, EgressHolderAway,
+	EgressTooMany, EgressTooFast, EgressTooMuch, EgressNames, EgressIdle, EgressTruncated, EgressAuditFull,
+}
+
+// Known reports whether this release has the reason: one of another node may be a later
+// release's.
+func (r EgressReason) Known() bool { return slices.Contains(egressReasons, r) }
+
 // EgressMode says what the proxy does with a connection that a rule allows.
 type EgressMode string
 
@@ -184,7 +198,7 @@ type EgressSpec struct {
 
 // SecretUse attaches a secret to a sandbox.
 type SecretUse struct {
-	Name string `json:"name"`
+	Name string `json:"name"` // or "OWNER/NAME", where several share one of the name
 	// Repos limits a secret of a code host to these repositories, as "owner/name".
 	Repos    []string `json:"repos,omitempty"`
 	ReadOnly bool     `json:"read_only,omitempty"`

@@ -78,7 +78,7 @@ func TestTheAnswerToAnUpgradeOpensNoOtherWay(t *testing.T) {
 	_, b := answering(t, webSocket(strings.Replace(switched, "X-Kept", "Alt-Svc: h3=\":443\"\nX-Echo: "+realAnthropic+"\nX-Kept", 1)), oldHTTP)
 	everyEntry(t, func(t *testing.T, entry boxed.EgressEntry) {
 		conn := b.secure(entry, "api.anthropic.com", "http/1.1")
-		fmt.Fprintf(conn, "GET /v1/stream HTTP/1.1\r\nHost: api.anthropic.com\r\nX-Api-Key: %s\r\n", b.token("ANTHROPIC_API_KEY"))
+		fmt.Fprintf(conn, "GET /v1/models HTTP/1.1\r\nHost: api.anthropic.com\r\nX-Api-Key: %s\r\n", b.token("ANTHROPIC_API_KEY"))
 		_, resp, err := upgradeRest(conn)
 		if err != nil || resp.StatusCode != 101 || resp.Header.Get("X-Kept") != "1" {
 			t.Fatalf("%v %v", resp, err)

@@ -35,13 +35,13 @@ type composing struct {
 	granted bool
 	out     *composed
 	rules   []*Rule
-	byName  map[string]*Binding
+	byKey   map[string]*Binding // by OWNER/NAME
 }
 
 // compose is called with the Keeper's lock held.
 func (c *composing) compose() (*composed, error) {
 	c.out = &composed{env: map[string]string{}, files: map[string]string{}}
-	c.byName = map[string]*Binding{}
+	c.byKey = map[string]*Binding{}
 	profile, err := c.k.profileLocked(c.owner, c.spec.Profile)
 	if err != nil {
 		return nil, err
@@ -104,11 +104,11 @@ func (c *composing) attach(use boxed.SecretUse) error {
 	if slices.Contains(c.out.secrets, use.Name) {
 		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
 	}
-	s := c.k.secretOf(c.owner, use.Name)
-	if s == nil && c.granted {
-		s = c.k.lastOf(c.owner, use.Name)
+	s, err := c.k.secretOf(c.owner, use.Name, c.tokens)
+	if err != nil {
+		return err
 	}
-	if s == nil {
+	if s == nil || !s.RevokedAt.IsZero() && !c.granted {
 		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q that you may attach; boxedctl secret ls shows yours", use.Name).WithField(field)
 	}
 	p := presets()[s.Preset]
@@ -121,20 +121,15 @@ func (c *composing) attach(use boxed.SecretUse) error {
 	if err := checkRepos(use.Repos); err != nil {
 		return err.WithField(field)
 	}
-	b := c.bind(s, p, use.Repos != nil || use.ReadOnly)
-	b.Use = use
-	for _, e := range p.endpoints(s.Secret, use) {
-		rule := e.rule
-		rule.Mode, rule.Credential = boxed.EgressIntercept, s.Name
-		compiled, err := compileRule(rule)
-		if err != nil {
-			return boxed.Errorf(boxed.CodeInvalid, "the secret %q: %w", s.Name, err).WithField(field)
-		}
-		if err := c.within(compiled); err != nil {
+	b, err := c.bind(s, p, use)
+	if err != nil {
+		return boxed.Errorf(boxed.CodeInvalid, "the secret %q: %w", s.Name, err).WithField(field)
+	}
+	for _, end := range b.ends {
+		if err := c.within(end); err != nil {
 			return err
 		}
-		compiled.Binding, compiled.Slots, compiled.Source = b, e.slots, "secret "+s.Name
-		c.rules = append(c.rules, compiled)
+		c.rules = append(c.rules, end)
 	}
 	return nil
 }
@@ -151,9 +146,9 @@ func checkRepos(repos []string) *boxed.Error {
 
 // bind gives a secret its placeholder in this sandbox, and programs the places where they
 // look for it.
-func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
-	if b := c.byName[s.Name]; b != nil {
-		return b
+func (c *composing) bind(s *held, p *preset, use boxed.SecretUse) (*Binding, error) {
+	if b := c.byKey[s.key()]; b != nil {
+		return b, nil
 	}
 	token := c.tokens[s.key()]
 	if token == "" {
@@ -162,11 +157,24 @@ func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
 		c.tokens[s.key()] = token
 	}
 	owner, name := s.Owner, s.Name
-	b := &Binding{Secret: s.Name, Placeholder: token, Limited: limited, value: func() (Value, bool) { return c.k.valueOf(owner, name) }, gone: func() bool { return c.k.isRevoked(owner, name) }}
+	b := &Binding{
+		Secret: s.Name, key: s.key(), Placeholder: token, Limited: use.Repos != nil || use.ReadOnly, Use: use,
+		value: func() (Value, bool) { return c.k.valueOf(owner, name) }, gone: func() bool { return c.k.isRevoked(owner, name) },
+	}
+	for _, e := range p.endpoints(s.Secret, use) {
+		rule := e.rule
+		rule.Mode, rule.Credential = boxed.EgressIntercept, s.Name
+		end, err := compileRule(rule)
+		if err != nil {
+			return nil, err
+		}
+		end.Binding, end.Slots, end.Source = b, e.slots, "secret "+s.Name
+		b.ends = append(b.ends, end)
+	}
 	if s.HeldBy != "" && s.HeldBy != c.k.cfg.Node {
 		b.HeldBy = s.HeldBy
 	}
-	c.byName[s.Name] = b
+	c.byKey[s.key()] = b
 	c.out.bindings = append(c.out.bindings, b)
 	c.out.secrets = append(c.out.secrets, s.Name)
 	env := s.Env
@@ -184,7 +192,7 @@ func (c *composing) bind(s *held, p *preset, limited bool) *Binding {
 			c.out.files[name] += text
 		}
 	}
-	return b
+	return b, nil
 }
 
 // take adds the rules of the profile: those that the sandbox narrows it to, and but for
@@ -233,11 +241,12 @@ func (c *composing) take(profile *boxed.EgressProfile) error {
 
 // credential binds the secret that a profile's rule names.
 func (c *composing) credential(r *Rule) error {
-	s := c.k.secretOf(c.owner, r.Credential)
-	if s == nil && c.granted {
-		if s = c.k.lastOf(c.owner, r.Credential); s != nil && c.tokens[s.key()] == "" {
-			s = nil // it never had it
-		}
+	s, err := c.k.secretOf(c.owner, r.Credential, c.tokens)
+	if err != nil {
+		return err
+	}
+	if s != nil && !s.RevokedAt.IsZero() && !c.granted {
+		s = nil
 	}
 	if s == nil || s.value().Empty() && !c.granted && (s.HeldBy == "" || s.HeldBy == c.k.cfg.Node) {
 		if r.Need == boxed.CredentialOptional {
@@ -252,16 +261,30 @@ func (c *composing) credential(r *Rule) error {
 	if p == nil {
 		return boxed.Errorf(boxed.CodeUnavailable, "the secret %q is of the preset %q, which this release does not know", s.Name, s.Preset)
 	}
-	if r.Binding = c.byName[s.Name]; r.Binding == nil {
-		r.Binding = c.bind(s, p, false)
+	if r.Binding, err = c.bind(s, p, boxed.SecretUse{Name: r.Credential}); err != nil {
+		return boxed.Errorf(boxed.CodeInvalid, "the secret %q: %w", s.Name, err).WithField("egress.profile")
 	}
-	r.Slots = bearerSlots
-	for _, e := range p.endpoints(s.Secret, boxed.SecretUse{Name: s.Name}) {
-		if strings.EqualFold(e.rule.Host, r.Host) {
-			r.Slots = e.slots
+	// EC5, EC6: a profile does not carry a secret to hosts that it is not for.
+	for _, end := range r.Binding.ends {
+		if end.Pattern == r.Pattern && !slices.ContainsFunc(r.Ports, func(p uint16) bool { return !slices.Contains(end.Ports, p) }) {
+			r.Slots = end.Slots
+			return nil
 		}
 	}
-	return nil
+	return boxed.Errorf(boxed.CodeInvalid, "the rule %s names the secret %q, which is for %s", r, s.Name, endsOf(r.Binding)).WithField("egress.profile")
+}
+
+// endsOf are the hosts of a binding, for a person.
+func endsOf(b *Binding) string {
+	var list []string
+	for _, end := range b.ends {
+		for _, port := range end.Ports {
+			if at := fmt.Sprintf("%s:%d", end.Pattern, port); !slices.Contains(list, at) {
+				list = append(list, at)
+			}
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // intercepted reports whether a secret's rule has one of the ports of a host.

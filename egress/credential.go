@@ -34,14 +34,28 @@ const (
 // inside.
 type Binding struct {
 	Secret      string // its name
+	key         string // OWNER/NAME
 	Placeholder string
 	Limited     bool         // to some paths: a request that no path can limit is refused
 	HeldBy      boxed.NodeID // another node, that has it and swaps it; "": this one does
 	Use         boxed.SecretUse
+	// ends are where it is of use, whatever a profile's rule says that names it.
+	ends []*Rule
 	// value is the secret as it is now: a rotation does not touch the sandbox. Nil: it was
 	// revoked, or this node has none.
 	value func() (Value, bool)
 	gone  func() bool // it was revoked; nil: never
+}
+
+// goodFor reports whether the secret may be used for a request to the host of a rule that
+// names it.
+func (b *Binding) goodFor(method, path string, rule *Rule) bool {
+	d := Decision{Rules: slices.DeleteFunc(slices.Clone(b.ends), func(e *Rule) bool { return e.Pattern != rule.Pattern })}
+	if d.HasPaths() && !Canonical(path) {
+		return false
+	}
+	end, _ := d.Request(method, path)
+	return end != nil
 }
 
 // credentialWords make a header or a parameter one that holds a credential. An API's own
@@ -119,6 +133,9 @@ func (p *placeholders) swap(req *http.Request, rule *Rule, slots []Slot) verdict
 		if v := step(); v != nil {
 			return *v
 		}
+	}
+	if s.used != nil && !s.used.goodFor(req.Method, req.URL.EscapedPath(), rule) {
+		return verdict{reason: boxed.EgressPath, detail: "the secret " + s.used.Secret + " is not for this method and path"}
 	}
 	if s.used == nil && rule.Binding != nil && rule.Binding.HeldBy == "" && rule.Need != boxed.CredentialOptional {
 		if _, ok := rule.Binding.value(); !ok {

@@ -188,5 +188,6 @@ func (f *flow) ended(up, down int64, err error) {
 	if r := (*refusal)(nil); errors.As(err, &r) {
 		rec.Reason, rec.Detail = r.Reason, r.Detail
 	}
+	rec.Allowed = rec.Reason == boxed.EgressAllowed // or it was cut
 	f.s.records().End(rec)
 }

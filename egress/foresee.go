@@ -30,14 +30,14 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 	}
 	s := k.cfg.Proxy.session(id)
 	if s == nil {
-		return answer(boxed.EgressNoProfile, "", host.String()), nil
+		return answer(boxed.EgressNoProfile, "", host, port), nil
 	}
 	if k.cfg.Proxy.isFrozen(s) {
-		return answer(boxed.EgressFrozen, "", host.String()), nil
+		return answer(boxed.EgressFrozen, "", host, port), nil
 	}
 	policy, _, _ := s.now()
 	dec := policy.Decide(host, port)
-	a := answer(dec.Reason, "", host.String())
+	a := answer(dec.Reason, "", host, port)
 	a.Rule = dec.Rule
 	if !dec.Allowed() {
 		if policy.OnDeny == boxed.DenyAsk && (dec.Reason == boxed.EgressNotListed || dec.Reason == boxed.EgressPort) {
@@ -50,7 +50,7 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 	if q.Method != "" && (a.Mode == boxed.EgressIntercept || port == 80) {
 		var reason boxed.EgressReason
 		if rule, reason = dec.Request(strings.ToUpper(q.Method), cmp.Or(q.Path, "/")); rule == nil {
-			no := answer(reason, "", host.String())
+			no := answer(reason, "", host, port)
 			no.Rule, no.Mode = dec.Rule, a.Mode
 			return no, nil
 		}
@@ -65,7 +65,7 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 	}
 	addrs, r := k.cfg.Proxy.addresses(ctx, k.cfg.Proxy.judge, host, port)
 	if r != nil {
-		no := answer(r.Reason, r.Detail, host.String())
+		no := answer(r.Reason, r.Detail, host, port)
 		no.Rule, no.Mode = a.Rule, a.Mode
 		return no, nil
 	}
@@ -75,8 +75,8 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 	return a, nil
 }
 
-func answer(reason boxed.EgressReason, detail, host string) *boxed.EgressAnswer {
-	return &boxed.EgressAnswer{Allowed: reason == boxed.EgressAllowed, Reason: reason, Detail: detail, Hint: hintOf(reason, host)}
+func answer(reason boxed.EgressReason, detail string, host Host, port uint16) *boxed.EgressAnswer {
+	return &boxed.EgressAnswer{Allowed: reason == boxed.EgressAllowed, Reason: reason, Detail: detail, Hint: hintOf(reason, host.String(), port)}
 }
 
 // Suggest makes the narrowest profile that would have let through what a sandbox asked for.

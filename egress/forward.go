@@ -223,7 +223,7 @@ func (q *forwarding) tell(r *refusal) {
 	} else if q.in.ProtoMajor == 1 {
 		q.w.Header().Set("Connection", "close")
 	}
-	writeRefusal(q.w, r, q.f.host.String())
+	writeRefusal(q.w, r, q.f.host.String(), q.f.port)
 }
 
 // failed is why no answer came.
@@ -250,6 +250,7 @@ func (q *forwarding) ended(status int, err error) {
 	} else if err != nil {
 		rec.Reason, rec.Detail = boxed.EgressTruncated, "the answer was cut off"
 	}
+	rec.Allowed = rec.Reason == boxed.EgressAllowed
 	q.f.s.records().End(rec)
 }
 

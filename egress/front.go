@@ -149,7 +149,7 @@ func (h *proxyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *proxyHandler) deny(w http.ResponseWriter, host string, port uint16, r *refusal) {
-	writeRefusal(w, h.s.deny(boxed.EntryHTTP, host, port, r), host)
+	writeRefusal(w, h.s.deny(boxed.EntryHTTP, host, port, r), host, port)
 }
 
 // connect serves a CONNECT: all that can be known is judged before it is answered.
@@ -165,13 +165,13 @@ func (h *proxyHandler) connect(w http.ResponseWriter, r *http.Request) {
 	}
 	f, refused := h.s.open(r.Context(), boxed.EntryHTTP, host, port)
 	if refused != nil {
-		writeRefusal(w, refused, host.String())
+		writeRefusal(w, refused, host.String(), port)
 		return
 	}
 	defer f.close()
 	upstream, refused := f.reach(r.Context())
 	if refused != nil {
-		writeRefusal(w, f.deny(refused), host.String())
+		writeRefusal(w, f.deny(refused), host.String(), port)
 		return
 	}
 	// What the server and the guard have read already is the tunnel's.
@@ -205,7 +205,7 @@ type Denied struct {
 const ReasonHeader = "X-Egress-Reason"
 
 // writeRefusal tells a program why, and what to do.
-func writeRefusal(w http.ResponseWriter, r *refusal, host string) {
+func writeRefusal(w http.ResponseWriter, r *refusal, host string, port uint16) {
 	head := w.Header()
 	head.Set("Content-Type", "application/json")
 	head.Set("Cache-Control", "no-store")
@@ -214,14 +214,17 @@ func writeRefusal(w http.ResponseWriter, r *refusal, host string) {
 	if status == http.StatusTooManyRequests {
 		head.Set("Retry-After", "1")
 	}
-	body, _ := json.Marshal(Denied{Error: "egress_denied", Reason: r.Reason, Host: host, Detail: r.Detail, Hint: hintOf(r.Reason, host)}) // of strings
+	body, _ := json.Marshal(Denied{Error: "egress_denied", Reason: r.Reason, Host: host, Detail: r.Detail, Hint: hintOf(r.Reason, host, port)}) // of strings
 	head.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	w.Write(body)
 }
 
-// hintOf is what to do about a refusal.
-func hintOf(r boxed.EgressReason, host string) string {
+// hintOf is what to do about a refusal; port 0 is not known.
+func hintOf(r boxed.EgressReason, host string, port uint16) string {
+	if port != 0 && port != 443 {
+		host = net.JoinHostPort(host, itoa(port))
+	}
 	switch r {
 	case boxed.EgressNotListed, boxed.EgressPort:
 		return "to allow it: boxedctl egress allow SANDBOX " + host

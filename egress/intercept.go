@@ -439,12 +439,12 @@ func (p *plain) serveAbsolute(w http.ResponseWriter, r *http.Request) {
 	authority, _, _ = strings.Cut(authority, "?")
 	host, port, err := parseTarget(authority, 80)
 	if err != nil {
-		writeRefusal(w, p.s.deny(boxed.EntryHTTP, withoutUser(authority), 0, refuse(boxed.EgressInvalidName, "%v", err)), withoutUser(authority))
+		writeRefusal(w, p.s.deny(boxed.EntryHTTP, withoutUser(authority), 0, refuse(boxed.EgressInvalidName, "%v", err)), withoutUser(authority), 0)
 		return
 	}
 	h, refused := p.host(r.Context(), host, port)
 	if refused != nil {
-		writeRefusal(w, refused, host.String())
+		writeRefusal(w, refused, host.String(), port)
 		return
 	}
 	http.NewResponseController(w).EnableFullDuplex()

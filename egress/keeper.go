@@ -187,31 +187,43 @@ const DefaultProfile = "default"
 // NoProfile is the name of no profile, for who wants none of the default.
 const NoProfile = "none"
 
-// secretOf finds a secret that an owner may attach, their own first.
-func (k *Keeper) secretOf(owner, name string) *held {
-	if s := (*k.secrets.Load())[owner+"/"+name]; s != nil && s.RevokedAt.IsZero() {
-		return s
+// secretOf finds a secret that an owner may attach, by name or as OWNER/NAME: their own,
+// or else the one that is shared with them. What a sandbox has (pinned, placeholders by
+// OWNER/NAME) it keeps, revoked or not: nobody slips another under it. Nil is none. Errors:
+// conflict, where two others share one of that name.
+func (k *Keeper) secretOf(owner, ref string, pinned map[string]string) (*held, error) {
+	of, name, qualified := strings.Cut(ref, "/")
+	if !qualified {
+		name = ref
 	}
-	for _, key := range slices.Sorted(maps.Keys(*k.secrets.Load())) {
-		s := (*k.secrets.Load())[key]
-		if s.Name == name && s.RevokedAt.IsZero() && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
-			return s
+	var own *held
+	var shared []*held
+	secrets := *k.secrets.Load()
+	for _, key := range slices.Sorted(maps.Keys(secrets)) {
+		s := secrets[key]
+		mine := s.Owner == owner
+		if s.Name != name || qualified && s.Owner != of || !mine && !slices.Contains(s.May, owner) && !slices.Contains(s.May, "*") {
+			continue
+		}
+		switch {
+		case pinned[key] != "":
+			return s, nil
+		case !s.RevokedAt.IsZero():
+		case mine:
+			own = s
+		default:
+			shared = append(shared, s)
 		}
 	}
-	return nil
-}
-
-// lastOf finds a secret that an owner could attach before it was revoked.
-func (k *Keeper) lastOf(owner, name string) *held {
-	if s := (*k.secrets.Load())[owner+"/"+name]; s != nil {
-		return s
+	switch {
+	case own != nil:
+		return own, nil
+	case len(shared) > 1:
+		return nil, boxed.Errorf(boxed.CodeConflict, "%s and %s both share a secret %q with you; say whose: %s", shared[0].Owner, shared[1].Owner, name, shared[0].key())
+	case len(shared) == 1:
+		return shared[0], nil
 	}
-	for _, key := range slices.Sorted(maps.Keys(*k.secrets.Load())) {
-		if s := (*k.secrets.Load())[key]; s.Name == name && (slices.Contains(s.May, owner) || slices.Contains(s.May, "*")) {
-			return s
-		}
-	}
-	return nil
+	return nil, nil
 }
 
 // isRevoked reports whether a secret is no more.
@@ -264,7 +276,7 @@ func (k *Keeper) Homes(owner string, spec *boxed.EgressSpec) (nodes []boxed.Node
 		}
 	}
 	for _, name := range names {
-		s := k.secretOf(owner, name)
+		s, _ := k.secretOf(owner, name, nil) // an error is Check's to tell
 		switch {
 		case s == nil || s.HeldBy != "" || len(s.Nodes) == 0:
 		case nodes == nil:
@@ -429,21 +441,12 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 	}
 	for _, r := range b.now.policy.rules {
 		if r.Binding != nil && r.Binding.HeldBy == "" {
-			if _, ok := k.valueLocked(r.Binding.Secret, b); !ok {
+			if _, ok := r.Binding.value(); !ok {
 				st.State, st.Reason = boxed.EgressDegraded, "the secret "+r.Binding.Secret+" has no value on this node, or was revoked"
 			}
 		}
 	}
 	return st
-}
-
-func (k *Keeper) valueLocked(name string, b *boxEgress) (Value, bool) {
-	s := k.secretOf(b.sandbox.Owner, name)
-	if s == nil {
-		return Value{}, false
-	}
-	v := s.value()
-	return v, !v.Empty()
 }
 
 // Allow lets a sandbox reach one host more, for so long or (0) as long as it lives.

@@ -140,7 +140,7 @@ func hostsWith(own, paths []string, slots ...Slot) func(boxed.Secret, boxed.Secr
 		}
 		methods := s.Methods
 		if use.ReadOnly {
-			methods = readMethods
+			methods = slices.DeleteFunc(slices.Clone(readMethods), func(m string) bool { return len(s.Methods) > 0 && !slices.Contains(s.Methods, m) })
 		}
 		for _, h := range hosts {
 			list = append(list, endpoint{boxed.EgressRule{Host: h, Paths: paths, Methods: methods}, slots})

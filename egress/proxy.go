@@ -367,6 +367,7 @@ func (p *Proxy) Resolve(id boxed.ID, intent boxed.EgressIntent) (code int, ports
 		return refused, nil
 	}
 	if !s.limiter.query() {
+		s.deny(boxed.EntryDNS, "", 0, refuse(boxed.EgressTooFast, "more than %g look-ups per second", s.limiter.limits.Queries))
 		return refused, nil
 	}
 	switch intent.Type {

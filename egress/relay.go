@@ -41,7 +41,7 @@ func (f *flow) by() (to boxed.NodeID, r boxed.EgressRelay) {
 	r = boxed.EgressRelay{Sandbox: f.s.id, Host: f.host.String(), Port: f.port, Generation: f.rec.Generation}
 	for _, rule := range f.dec.Rules {
 		if b := rule.Binding; b != nil && b.HeldBy != "" {
-			r.Secret, r.Repos, r.ReadOnly, r.Placeholder = b.Secret, b.Use.Repos, b.Use.ReadOnly, b.Placeholder
+			r.Secret, r.Repos, r.ReadOnly, r.Placeholder = b.key, b.Use.Repos, b.Use.ReadOnly, b.Placeholder
 			return b.HeldBy, r
 		}
 	}
@@ -77,8 +77,9 @@ func (f *flow) through(ctx context.Context, to boxed.NodeID, r boxed.EgressRelay
 	}
 	var e *boxed.Error
 	if errors.As(err, &e) {
-		if reason, ok := e.Detail["reason"].(string); ok && reason != "" {
-			return nil, refuse(boxed.EgressReason(clip(reason, 40)), "%s: %s", to, clip(e.Message, 300))
+		// A reason of a later release, or of nobody's, is not one for the record.
+		if reason, ok := e.Detail["reason"].(string); ok && boxed.EgressReason(reason).Known() {
+			return nil, refuse(boxed.EgressReason(reason), "%s: %s", to, clip(e.Message, 300))
 		}
 	}
 	return nil, refuse(away, "%s, %s, does not do it: %s", what, to, clip(err.Error(), 300))
@@ -243,8 +244,8 @@ func (k *Keeper) exitLocked(owner, name string) (*Policy, []*Binding, error) {
 
 // holdLocked are the rules of a secret that this node holds for others.
 func (k *Keeper) holdLocked(owner string, r boxed.EgressRelay) (*Policy, []*Binding, error) {
-	secret := k.secretOf(owner, r.Secret)
-	if secret == nil || secret.HeldBy != k.cfg.Node {
+	secret, err := k.secretOf(owner, r.Secret, nil)
+	if err != nil || secret == nil || secret.HeldBy != k.cfg.Node {
 		return nil, nil, refuse(boxed.EgressNoCredential, "this node holds no secret %s for %s", clip(r.Secret, 40), owner)
 	}
 	p := presets()[secret.Preset]
@@ -268,6 +269,7 @@ func (k *Keeper) holdLocked(owner string, r boxed.EgressRelay) (*Policy, []*Bind
 		c.Binding, c.Slots, c.Source = b, e.slots, "secret "+name
 		rules = append(rules, c)
 	}
+	b.ends = slices.Clone(rules)
 	if err := order(rules); err != nil {
 		return nil, nil, err
 	}

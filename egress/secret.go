@@ -28,6 +28,18 @@ func CheckSecret(s boxed.Secret) error {
 	if len(s.Hosts) == 0 && (s.Preset == "generic" || s.Preset == "aws") {
 		return invalid("hosts", "the preset %s has none of its own: say where the secret is used", s.Preset)
 	}
+	if p.repos { // whose rules come of --repo and --read-only
+		switch {
+		case len(s.Hosts) > 1:
+			return invalid("hosts", "a secret of the preset %s is for one host", s.Preset)
+		case len(s.Paths) > 0:
+			return invalid("paths", "a secret of the preset %s is limited where it is attached, by repositories", s.Preset)
+		case len(s.Methods) > 0:
+			return invalid("methods", "a secret of the preset %s is limited where it is attached, to reading", s.Preset)
+		case s.Slot != "":
+			return invalid("slot", "the preset %s has its own", s.Preset)
+		}
+	}
 	if s.Slot != "" {
 		if _, err := parseSlot(s.Slot); err != nil {
 			return invalid("slot", "%v", err)

@@ -111,10 +111,12 @@ func (h *host) AnswerEgress(ctx context.Context, id boxed.ID, r boxed.EgressRepl
 		return err
 	}
 	if r.Allow {
-		_, err = h.AllowEgress(ctx, id, boxed.EgressAllowance{Host: q.name(), For: r.For})
+		if _, err := h.AllowEgress(ctx, id, boxed.EgressAllowance{Host: q.name(), For: r.For}); err != nil {
+			return err // the question stays: this was no answer
+		}
 	}
-	q.answer(r.Allow && err == nil)
-	return err
+	q.answer(r.Allow)
+	return nil
 }
 
 // EgressLog yields audit records of this node that the caller may see.

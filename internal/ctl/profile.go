@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -219,7 +220,7 @@ func (a *app) cmdProfileShow() *cli.Command {
 // profileOperand is the one operand, a profile's name.
 func (a *app) profileOperand(c *cli.Context) (string, error) {
 	name, err := a.oneOperand(c, "NAME")
-	if err == nil && !boxed.ValidName(name) {
+	if err == nil && !isOwned(name) {
 		err = usagef("%q names no profile", name).hint("boxedctl egress profile ls lists them")
 	}
 	return name, err
@@ -238,7 +239,7 @@ func (a *app) cmdProfileRm() *cli.Command {
 		Name: "rm", Aliases: []string{"delete"},
 		Usage:       "delete an egress profile",
 		UsageText:   "boxedctl egress profile rm NAME",
-		Description: "Sandboxes that use it reach nothing from then on." + examples("boxedctl egress profile rm web"),
+		Description: "Sandboxes that use it reach nothing from then on, unless there is another of that name: the operator's, or a ready one. An administrator deletes another owner's as OWNER/NAME." + examples("boxedctl egress profile rm web"),
 		Action: func(c *cli.Context) error {
 			name, err := a.profileOperand(c)
 			if err != nil {
@@ -251,10 +252,26 @@ func (a *app) cmdProfileRm() *cli.Command {
 			if err := svc.DeleteProfile(c.Context, name); err != nil {
 				return profileError(err)
 			}
-			a.notice("the profile %s is gone; sandboxes that use it reach nothing now", name)
-			return nil
+			return a.noticeGone(c.Context, svc, name)
 		},
 	}
+}
+
+// noticeGone says what a deleted profile's sandboxes have now.
+func (a *app) noticeGone(ctx context.Context, svc service, name string) error {
+	next, err := svc.GetProfile(ctx, name)
+	switch {
+	case boxed.CodeOf(err) == boxed.CodeNotFound:
+		a.notice("the profile %s is gone; sandboxes that use it reach nothing now", name)
+		return nil
+	case err != nil:
+		return err
+	case next.Ready:
+		a.notice("the profile %s is gone; sandboxes that use it have the ready one of that name now", name)
+	default:
+		a.notice("the profile %s is gone; sandboxes that use it have the operator's of that name now", name)
+	}
+	return nil
 }
 
 func (a *app) cmdEgressSuggest() *cli.Command {

@@ -259,7 +259,7 @@ func (a *app) cmdSecretRevoke() *cli.Command {
 		Name: "revoke", Aliases: []string{"rm"},
 		Usage:     "revoke secrets, for good",
 		UsageText: "boxedctl secret revoke NAME…",
-		Description: "Its use ends on every node that is connected. Revoke it where it was issued too: a node that is cut off has it still." +
+		Description: "Its use ends on every node that is connected. Revoke it where it was issued too: a node that is cut off has it still. An administrator revokes another owner's as OWNER/NAME." +
 			examples("boxedctl secret revoke github"),
 		Action: func(c *cli.Context) error {
 			words, err := a.operands(c, 1, -1)
@@ -267,7 +267,7 @@ func (a *app) cmdSecretRevoke() *cli.Command {
 				return err
 			}
 			for _, name := range words {
-				if !boxed.ValidName(name) {
+				if !isOwned(name) {
 					return usagef("%q names no secret", name).hint("boxedctl secret ls lists them")
 				}
 			}

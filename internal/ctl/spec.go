@@ -180,7 +180,7 @@ func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
 		}
 	}
 	for _, name := range c.StringSlice("secret") {
-		if !boxed.ValidName(name) {
+		if !isOwned(name) {
 			return nil, usagef("--secret %q names no secret", name).hint("boxedctl secret ls lists them; the value itself is never on a command line")
 		}
 		e.Secrets = append(e.Secrets, boxed.SecretUse{Name: name, Repos: repos, ReadOnly: c.Bool("read-only")})
@@ -205,6 +205,15 @@ func parseEgress(c *cli.Context) (*boxed.EgressSpec, error) {
 
 // gitHubProfile is the ready profile that reads named repositories.
 const gitHubProfile = "github"
+
+// isOwned reports whether a text is NAME or OWNER/NAME, of a secret or a profile.
+func isOwned(text string) bool {
+	owner, name, qualified := strings.Cut(text, "/")
+	if !qualified {
+		owner, name = "-", text
+	}
+	return owner != "" && boxed.ValidName(name)
+}
 
 // codeHosts are the presets whose secrets can be limited to repositories.
 var codeHosts = []string{"github", "gitlab"}
@@ -248,8 +257,12 @@ func (a *app) limitSecrets(ctx context.Context, svc service, e *boxed.EgressSpec
 // presetOf is that of a secret by name, "" if there is none. Where owners have several of
 // one name, a code host's counts: it can be limited more.
 func presetOf(list []boxed.Secret, name string) (preset string) {
+	of, bare, qualified := strings.Cut(name, "/")
+	if !qualified {
+		of, bare = "", name
+	}
 	for _, s := range list {
-		if s.Name == name && s.RevokedAt.IsZero() && (preset == "" || slices.Contains(codeHosts, s.Preset)) {
+		if s.Name == bare && (of == "" || s.Owner == of) && s.RevokedAt.IsZero() && (preset == "" || slices.Contains(codeHosts, s.Preset)) {
 			preset = s.Preset
 		}
 	}
