@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxed-mesh/boxed"
@@ -22,6 +23,9 @@ type flow struct {
 	done  func() // gives its place back
 	// closed is called when it has ended; nil: nobody is told.
 	closed func()
+	// asked: there is a record of it.
+	asked   atomic.Bool
+	running map[*forwarding]bool // guarded by s.mu
 	// foreign is a connection of another node's sandbox; private lets it have what the
 	// operator has opened.
 	foreign, private bool
@@ -95,7 +99,7 @@ func (s *session) open(ctx context.Context, entry boxed.EgressEntry, host Host, 
 		done()
 		return nil, s.deny(entry, host.String(), port, r)
 	}
-	f := &flow{s: s, host: host, port: port, mode: dec.Mode(), dec: dec, entry: entry, begun: time.Now(), done: done}
+	f := &flow{s: s, host: host, port: port, mode: dec.Mode(), dec: dec, entry: entry, begun: time.Now(), done: done, running: map[*forwarding]bool{}}
 	f.ctx, f.stop = context.WithCancelCause(s.ctx)
 	f.rec = s.record(entry, host.String(), port)
 	f.rec.Rule = dec.Rule
@@ -157,6 +161,7 @@ func (f *flow) close() {
 
 // deny records that the flow came to nothing after all.
 func (f *flow) deny(r *refusal) *refusal {
+	f.asked.Store(true)
 	rec := f.rec
 	rec.Reason, rec.Detail = r.Reason, r.Detail
 	f.s.records().Deny(rec)
@@ -170,12 +175,23 @@ func (f *flow) misframed(e *framingError) {
 
 // allow records that the flow opens; nothing may flow before.
 func (f *flow) allow() *refusal {
+	f.asked.Store(true)
 	f.rec.Allowed, f.rec.Reason = true, boxed.EgressAllowed
 	if err := f.s.records().Allow(f.rec); err != nil {
 		f.rec.Allowed = false
 		return f.deny(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
 	}
 	return nil
+}
+
+// unasked records a connection on which nobody asked for anything: it was made, and said
+// the host's name.
+func (f *flow) unasked() {
+	if f.asked.Load() || f.allow() != nil {
+		return
+	}
+	f.rec.Detail = "nothing was asked for"
+	f.ended(0, 0, nil)
 }
 
 // ended records what passed and why it ended.

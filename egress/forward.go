@@ -30,9 +30,14 @@ type forwarding struct {
 	rec       boxed.EgressRecord
 	begun     time.Time
 	up, down  counter
-	ctx       context.Context // ends with the program's interest, the flow, or when nothing happens
-	idle      *time.Timer
-	wait      atomic.Int64 // how long nothing may happen, as a time.Duration
+	// judged: rule and upgrades are known. They are not written any more.
+	judged             atomic.Bool
+	upgrades, hijacked bool
+	life               context.Context // ends with the flow, or when the request is allowed no more
+	end                context.CancelCauseFunc
+	ctx                context.Context // ends with the program's interest, the flow, or when nothing happens
+	idle               *time.Timer
+	wait               atomic.Int64 // how long nothing may happen, as a time.Duration
 }
 
 // counter counts a body's bytes, slows them down, and refuses too many.
@@ -54,53 +59,62 @@ func (c *counter) pass(n int) error {
 // judge is everything that a request must be before anything of it leaves.
 func (q *forwarding) judge() *refusal {
 	r := q.in
-	if res := q.f.s.limiter.request(); res != nil {
-		return res
-	}
 	if !q.sameHost() { // ET2, ET7: also on a connection that is kept
 		return refuse(boxed.EgressHost, "the request is for another host than the connection")
 	}
-	switch strings.ToUpper(r.Method) { // HTTP/2 has them too
-	case http.MethodConnect: // EF5: a tunnel within, which nobody would judge
-		return refuse(boxed.EgressInvalidRequest, "a CONNECT within a connection")
-	case http.MethodTrace, "TRACK": // ER2
-		return &refusal{Reason: boxed.EgressMethod, Detail: "the method gives back what it was sent, credentials too", Status: http.StatusMethodNotAllowed}
+	path := r.URL.EscapedPath()
+	// A target like "http:http://other/x" has no path and no host, and says both.
+	if r.URL.Opaque != "" || path != "" && path[0] != '/' && !(path == "*" && r.Method == http.MethodOptions) {
+		return refuse(boxed.EgressInvalidRequest, "the target is no path")
 	}
 	// EP3: not as of when the connection was opened.
+	if r := q.f.s.outdated(q.f); r != nil {
+		return r
+	}
 	policy, _, _ := q.f.s.now()
 	dec := policy.Decide(q.f.host, q.f.port)
-	if !dec.Allowed() || dec.Mode() != q.f.mode {
+	if !dec.Allowed() {
 		return refuse(boxed.EgressChanged, "the policy has changed")
 	}
-	path := r.URL.EscapedPath()
-	if dec.HasPaths() && !Canonical(path) {
-		return refuse(boxed.EgressInvalidRequest, "a path that can be read in several ways, where rules name paths")
+	rule, res := dec.admit(r.Method, path)
+	if res != nil {
+		res.Detail = cmp.Or(res.Detail, q.rec.Method+" "+clip(q.rec.Path, 200))
+		return res
 	}
-	rule, reason := dec.Request(r.Method, path)
-	if rule == nil {
-		for _, other := range dec.Rules {
-			if other.Binding != nil && other.Binding.Limited && isGraphQL(path) {
-				reason = boxed.EgressGraphQL
-			}
-		}
-		return &refusal{Reason: reason, Detail: q.rec.Method + " " + clip(q.rec.Path, 200), Rule: dec.Rule}
+	if name := overrides(r.Header, dec); name != "" {
+		return &refusal{Reason: boxed.EgressMethod, Detail: "the header " + name + " would have a server take it for another request", Rule: dec.Rule}
 	}
 	q.rule, q.rec.Rule = rule, rule.String()
 	if up := r.Header.Get("Upgrade"); up != "" {
-		allowed := rule.Binding == nil
-		if rule.WebSocket != nil {
-			allowed = *rule.WebSocket
-		}
-		if !strings.EqualFold(up, "websocket") || !allowed || r.ProtoMajor != 1 {
+		if !strings.EqualFold(up, "websocket") || !rule.webSocket() || r.ProtoMajor != 1 {
 			return refuse(boxed.EgressUpgrade, "the rule allows no change of protocols; websocket: true would allow that one")
 		}
+		q.upgrades = true
 	}
+	q.judged.Store(true)
 	return nil
 }
 
-// isGraphQL finds requests whose target is in their body.
-func isGraphQL(path string) bool {
-	return strings.HasSuffix(strings.TrimSuffix(strings.ToLower(path), "/"), "/graphql")
+// still reports whether a request that is under way would be let through as the policy is
+// now. EP3: OpenShell#1118.
+func (q *forwarding) still(dec Decision) bool {
+	if !q.judged.Load() {
+		return true // it is still to be judged
+	}
+	rule, r := dec.admit(q.in.Method, q.in.URL.EscapedPath())
+	return r == nil && (!q.upgrades || rule.webSocket()) && (rule.Binding == nil) == (q.rule.Binding == nil)
+}
+
+// overrides finds a header by which servers take a request for one of another method or
+// path, where rules name these.
+func overrides(h http.Header, dec Decision) string {
+	limited := dec.HasPaths() || slices.ContainsFunc(dec.Rules, func(r *Rule) bool { return len(r.Methods) > 0 })
+	for _, name := range []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Original-Url", "X-Rewrite-Url"} {
+		if limited && h.Get(name) != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // clip shortens what is shown.
@@ -124,7 +138,7 @@ func (q *forwarding) sameHost() bool {
 // serve judges the request, swaps its credential, sends it on and streams the answer.
 func (q *forwarding) serve() {
 	q.pass()
-	if q.in.ProtoMajor == 1 {
+	if q.in.ProtoMajor == 1 && !q.hijacked {
 		// What sends a request on may outlive the answer, and must not read from the
 		// program's connection any more when the server goes on to the next request:
 		// golang/go#46866. Who waits for the answer before sending more has it first.
@@ -140,6 +154,12 @@ func (q *forwarding) pass() {
 	_, tokens, _ := q.f.s.now()
 	q.rec.At, q.rec.Method, q.rec.Path = q.f.s.proxy.cfg.Now(), clip(q.in.Method, 32), clip(tokens.shown(q.in.URL.EscapedPath()), 512)
 	defer q.bound()()
+	done, r := q.f.s.limiter.request()
+	if r != nil {
+		q.refuse(r)
+		return
+	}
+	defer done()
 	if r := q.judge(); r != nil {
 		q.refuse(r)
 		return
@@ -150,6 +170,7 @@ func (q *forwarding) pass() {
 		return
 	}
 	q.rec.Allowed, q.rec.Reason = true, boxed.EgressAllowed
+	q.f.asked.Store(true)
 	if err := q.f.s.records().Allow(q.rec); err != nil {
 		q.refuse(refuse(boxed.EgressAuditFull, "it cannot be recorded: %v", err))
 		return
@@ -177,16 +198,24 @@ func (q *forwarding) pass() {
 func (q *forwarding) bound() (done func()) {
 	ctx, cancel := context.WithCancelCause(q.in.Context())
 	q.ctx = ctx
-	stop := context.AfterFunc(q.f.ctx, func() { cancel(context.Cause(q.f.ctx)) })
+	q.life, q.end = context.WithCancelCause(q.f.ctx)
+	stop := context.AfterFunc(q.life, func() { cancel(context.Cause(q.life)) })
+	q.f.s.mu.Lock()
+	q.f.running[q] = true
+	q.f.s.mu.Unlock()
 	t := q.f.s.proxy.cfg.Times
 	q.idle = time.AfterFunc(t.Idle+t.Answer, func() { cancel(refuse(boxed.EgressIdle, "nothing was sent for too long")) })
 	q.wait.Store(int64(t.Idle + t.Answer))
 	moved := func() { q.idle.Reset(time.Duration(q.wait.Load())) }
 	q.up.moved, q.down.moved = moved, moved
 	return func() {
+		q.f.s.mu.Lock()
+		delete(q.f.running, q)
+		q.f.s.mu.Unlock()
 		q.idle.Stop()
 		stop()
 		cancel(nil)
+		q.end(nil)
 	}
 }
 
@@ -206,6 +235,7 @@ func (q *forwarding) connected(conn net.Conn) {
 // refuse records and tells why nothing leaves.
 func (q *forwarding) refuse(r *refusal) {
 	q.rec.Allowed, q.rec.Reason, q.rec.Detail, q.rec.Status = false, r.Reason, r.Detail, r.status()
+	q.f.asked.Store(true)
 	q.f.s.records().Deny(q.rec)
 	q.tell(r)
 }
@@ -259,7 +289,7 @@ func (q *forwarding) ended(status int, err error) {
 func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	in := q.in
 	out := in.Clone(q.ctx)
-	out.RequestURI, out.Close = "", false
+	out.RequestURI, out.Close, out.URL.Opaque = "", false, ""
 	out.URL.Scheme, out.URL.Host = q.scheme, authorityOf(q.f.host, q.f.port, q.scheme)
 	out.Host = out.URL.Host // EF15: without the default port
 	upgrade := in.Header.Get("Upgrade") != ""
@@ -285,11 +315,27 @@ func (q *forwarding) outgoing() (*http.Request, *refusal) {
 	out.Body, out.GetBody = q.body(in), nil
 	out.Trailer = nil // nobody could judge what is in it before it has left
 	if q.sign != nil {
-		if r := q.sign.resign(q.ctx, out, q.f.s.proxy.cfg.Now()); r != nil {
+		if r := q.resign(out); r != nil {
 			return nil, r
 		}
 	}
 	return out, nil
+}
+
+// resign signs a request anew. A body that must be read for that is held as long as the
+// request is under way.
+func (q *forwarding) resign(out *http.Request) *refusal {
+	hash, r := payloadHash(out, func() *refusal {
+		done, r := q.f.s.limiter.sign()
+		if r == nil {
+			context.AfterFunc(q.ctx, done)
+		}
+		return r
+	})
+	if r != nil {
+		return r
+	}
+	return q.sign.resign(q.ctx, out, hash, q.f.s.proxy.cfg.Now())
 }
 
 // credentials swaps the placeholder, and refuses all else that is a credential.

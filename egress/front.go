@@ -56,7 +56,8 @@ func newFronts(p *Proxy) *fronts {
 	// Its TLS has ended when a connection comes here, so that to the server there is none.
 	f.h2.server.Protocols = new(http.Protocols)
 	f.h2.server.Protocols.SetUnencryptedHTTP2(true)
-	f.h2.server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: h2Streams}
+	f.h2.server.HTTP2 = h2Buffers()
+	f.h2.server.HTTP2.MaxConcurrentStreams = h2Streams
 	for _, one := range []*front{f.h1, f.h2} {
 		one.done.Go(func() { one.server.Serve(one) })
 	}
@@ -304,7 +305,10 @@ func dropHops(h http.Header) {
 // dropIdentity takes out headers by which somebody behind a proxy is known: nothing here
 // believes one, and nobody outside is to be told.
 func dropIdentity(h http.Header) {
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
+	for _, name := range []string{
+		"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Forwarded-Proto", "X-Forwarded-Server",
+		"X-Host", "X-Original-Host", "X-Real-Ip", "Via",
+	} {
 		h.Del(name)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -167,8 +169,15 @@ func newUpstream(f *flow, scheme string, first net.Conn) *upstream {
 		},
 		ForceAttemptHTTP2: scheme == "https", DisableCompression: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: 90 * time.Second,
 		ResponseHeaderTimeout: t.Answer, ExpectContinueTimeout: 5 * time.Second, MaxResponseHeaderBytes: maxAnswerHead,
+		HTTP2: h2Buffers(),
 	}
 	return u
+}
+
+// h2Buffers bound what waits for a side that does not read, in bytes: Go's own are 4 MiB for
+// each of a hundred streams.
+func h2Buffers() *http.HTTP2Config {
+	return &http.HTTP2Config{MaxReceiveBufferPerStream: 512 << 10, MaxReceiveBufferPerConnection: 1 << 20}
 }
 
 func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -313,12 +322,17 @@ func (q *forwarding) upgrade(out *http.Request) {
 		q.fail(err)
 		return
 	}
-	r := bufio.NewReader(conn)
+	head := &io.LimitedReader{R: conn, N: maxAnswerHead}
+	r := bufio.NewReader(head)
 	resp, err := http.ReadResponse(r, out)
 	if err != nil {
+		if head.N <= 0 {
+			err = refuse(boxed.EgressTruncated, "the head of the answer is larger than %d bytes", maxAnswerHead)
+		}
 		q.fail(err)
 		return
 	}
+	head.N = math.MaxInt64
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		q.ended(resp.StatusCode, q.answer(resp))
@@ -330,7 +344,7 @@ func (q *forwarding) upgrade(out *http.Request) {
 	}
 	conn.SetDeadline(time.Time{})
 	stop() // what the program has said its last of is no request any more
-	defer context.AfterFunc(q.f.ctx, func() { conn.Close() })()
+	defer context.AfterFunc(q.life, func() { conn.Close() })()
 	q.switched(resp, conn, r)
 }
 
@@ -349,6 +363,7 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 		q.ended(resp.StatusCode, err)
 		return
 	}
+	q.hijacked = true
 	defer raw.Close()
 	raw.SetDeadline(time.Time{})
 	fmt.Fprintf(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n")
@@ -369,7 +384,7 @@ func (q *forwarding) switched(resp *http.Response, conn net.Conn, r *bufio.Reade
 	if errors.Is(res.Err, relay.ErrIdle) {
 		res.Err = refuse(boxed.EgressIdle, "nothing was sent for %s", t.Idle)
 	}
-	q.ended(resp.StatusCode, asEnd(q.f.ctx, res.Err))
+	q.ended(resp.StatusCode, asEnd(q.life, res.Err))
 }
 
 // asEnd is why a connection ended, where that was us.

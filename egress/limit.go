@@ -43,8 +43,8 @@ type limiter struct {
 	upRate, downRate         *rate.Limiter
 	up, down                 atomic.Int64
 
-	mu   sync.Mutex
-	open int
+	mu                    sync.Mutex
+	open, running, signed int
 }
 
 // rateBurst is how many bytes may pass at once where a rate is set: what is read at once.
@@ -74,24 +74,56 @@ func (l *limiter) connection() (done func(), r *refusal) {
 	if !l.dials.Allow() {
 		return nil, refuse(boxed.EgressTooFast, "more than %g connections per second", l.limits.Dials)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.limits.Connections > 0 && l.open >= l.limits.Connections {
-		return nil, refuse(boxed.EgressTooMany, "%d connections at once, as many as one sandbox may have", l.open)
+	if !l.take(&l.open, l.limits.Connections) {
+		return nil, refuse(boxed.EgressTooMany, "%d connections at once, as many as one sandbox may have", l.limits.Connections)
 	}
-	l.open++
-	return sync.OnceFunc(func() {
-		l.mu.Lock()
-		l.open--
-		l.mu.Unlock()
-	}), nil
+	return l.giveBack(&l.open), nil
 }
 
-func (l *limiter) request() *refusal {
+// requestsPerConnection is how many requests may be under way at once for each connection
+// that may: HTTP/2 has many on one, and each holds memory.
+const requestsPerConnection = 2
+
+// request takes a place for one that the proxy reads; done gives it back, once.
+func (l *limiter) request() (done func(), r *refusal) {
 	if !l.requests.Allow() {
-		return refuse(boxed.EgressTooFast, "more than %g requests per second", l.limits.Requests)
+		return nil, refuse(boxed.EgressTooFast, "more than %g requests per second", l.limits.Requests)
 	}
-	return nil
+	most := requestsPerConnection * l.limits.Connections
+	if !l.take(&l.running, most) {
+		return nil, refuse(boxed.EgressTooMany, "%d requests at once, as many as one sandbox may have", most)
+	}
+	return l.giveBack(&l.running), nil
+}
+
+// maxSigning is how many bodies of one sandbox are held at once to be signed.
+const maxSigning = 4
+
+// sign takes a place for one; done gives it back, once.
+func (l *limiter) sign() (done func(), r *refusal) {
+	if !l.take(&l.signed, maxSigning) {
+		return nil, refuse(boxed.EgressTooMany, "%d bodies are being signed already; have the client say their hashes", maxSigning)
+	}
+	return l.giveBack(&l.signed), nil
+}
+
+// take counts one more of at most most; 0 or less is no bound.
+func (l *limiter) take(n *int, most int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if most > 0 && *n >= most {
+		return false
+	}
+	*n++
+	return true
+}
+
+func (l *limiter) giveBack(n *int) func() {
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		*n--
+		l.mu.Unlock()
+	})
 }
 
 func (l *limiter) query() bool { return l.queries.Allow() }

@@ -150,6 +150,42 @@ func (d Decision) Request(method, path string) (*Rule, boxed.EgressReason) {
 	return nil, reason
 }
 
+// admit picks the rule for a request that the proxy reads, or says why there is none.
+func (d Decision) admit(method, path string) (*Rule, *refusal) {
+	switch strings.ToUpper(method) { // HTTP/2 has them too
+	case http.MethodConnect: // EF5: a tunnel within, which nobody would judge
+		return nil, refuse(boxed.EgressInvalidRequest, "a CONNECT within a connection")
+	case http.MethodTrace, "TRACK": // ER2
+		return nil, &refusal{Reason: boxed.EgressMethod, Detail: "the method gives back what it was sent, credentials too", Status: http.StatusMethodNotAllowed}
+	}
+	if d.HasPaths() && !Canonical(path) {
+		return nil, refuse(boxed.EgressInvalidRequest, "a path that can be read in several ways, where rules name paths")
+	}
+	rule, reason := d.Request(method, path)
+	if rule != nil {
+		return rule, nil
+	}
+	limited := func(r *Rule) bool { return r.Binding != nil && r.Binding.Limited }
+	if isGraphQL(path) && slices.ContainsFunc(d.Rules, limited) {
+		reason = boxed.EgressGraphQL
+	}
+	return nil, &refusal{Reason: reason, Rule: d.Rule}
+}
+
+// isGraphQL finds requests whose target is in their body.
+func isGraphQL(path string) bool {
+	return strings.HasSuffix(strings.TrimSuffix(strings.ToLower(path), "/"), "/graphql")
+}
+
+// webSocket reports whether a connection may become one: by default where there is no
+// credential.
+func (r *Rule) webSocket() bool {
+	if r.WebSocket != nil {
+		return *r.WebSocket
+	}
+	return r.Binding == nil
+}
+
 // HasPaths reports whether a path decides: then it must be one that is read in one way.
 func (d Decision) HasPaths() bool {
 	return slices.ContainsFunc(d.Rules, func(r *Rule) bool { return len(r.Paths) > 0 })

@@ -289,6 +289,23 @@ func (s *session) rejudge() {
 			f.stop(refuse(boxed.EgressRevoked, "a secret that it may use was revoked"))
 		} else if r := s.outdated(f); r != nil {
 			f.stop(r)
+		} else {
+			s.rejudgeRequests(f)
+		}
+	}
+}
+
+// rejudgeRequests ends the requests of a flow that are no longer allowed: a stream may go on
+// for days.
+func (s *session) rejudgeRequests(f *flow) {
+	policy, _, _ := s.now()
+	dec := policy.Decide(f.host, f.port)
+	s.mu.Lock()
+	running := slices.Collect(maps.Keys(f.running))
+	s.mu.Unlock()
+	for _, q := range running {
+		if !q.still(dec) {
+			q.end(refuse(boxed.EgressChanged, "the policy has changed"))
 		}
 	}
 }
@@ -301,7 +318,8 @@ func (s *session) outdated(f *flow) *refusal {
 	case s.proxy.isFrozen(s):
 		return &refusal{Reason: boxed.EgressFrozen}
 	case !d.Allowed(), d.Mode() != f.mode, d.Mode() == boxed.EgressIntercept && ca == nil && !s.heldHere,
-		f.dec.Rules[0].Raw && !d.Rules[0].Raw, f.dec.Rules[0].AllowECH && !d.Rules[0].AllowECH:
+		f.dec.Rules[0].Raw && !d.Rules[0].Raw, f.dec.Rules[0].AllowECH && !d.Rules[0].AllowECH,
+		s.leavesBy(policy, d) != f.rec.Exit: // what was said to one node is not for another
 		return refuse(boxed.EgressChanged, "the policy has changed")
 	}
 	return nil

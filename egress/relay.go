@@ -35,6 +35,20 @@ func ParseExit(s string) (ExitRule, error) {
 	return ExitRule{Node: f[0], Profile: f[1], Private: len(f) == 3}, nil
 }
 
+// leavesBy is the node by which connections leave, "" for this one: the holder of a secret,
+// or the exit of the profile.
+func (s *session) leavesBy(policy *Policy, d Decision) boxed.NodeID {
+	for _, rule := range d.Rules {
+		if rule.Binding != nil && rule.Binding.HeldBy != "" {
+			return rule.Binding.HeldBy
+		}
+	}
+	if policy == nil || policy.Exit == s.proxy.cfg.Node {
+		return ""
+	}
+	return policy.Exit
+}
+
 // by is the node that a flow's connections are made by; "" is this one.
 func (f *flow) by() (to boxed.NodeID, r boxed.EgressRelay) {
 	policy, _, _ := f.s.now()

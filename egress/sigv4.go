@@ -56,11 +56,7 @@ func (s *swapping) sigv4(rest string) *verdict {
 
 // resign signs a request anew: after everything else, since the signature is of its headers
 // as they leave. EC18: tokenizer#42.
-func (g *signing) resign(ctx context.Context, req *http.Request, now time.Time) *refusal {
-	hash, r := payloadHash(req)
-	if r != nil {
-		return r
-	}
+func (g *signing) resign(ctx context.Context, req *http.Request, hash string, now time.Time) *refusal {
 	at, err := time.Parse("20060102T150405Z", req.Header.Get("X-Amz-Date"))
 	if err != nil {
 		at = now
@@ -73,8 +69,8 @@ func (g *signing) resign(ctx context.Context, req *http.Request, now time.Time) 
 	return nil
 }
 
-// payloadHash is what the signature says of the body.
-func payloadHash(req *http.Request) (string, *refusal) {
+// payloadHash is what the signature says of the body. hold is asked before it is read.
+func payloadHash(req *http.Request, hold func() *refusal) (string, *refusal) {
 	switch said := req.Header.Get("X-Amz-Content-Sha256"); {
 	case strings.HasPrefix(said, "STREAMING-AWS4-"):
 		return "", refuse(boxed.EgressInvalidRequest, "each chunk of the body is signed, which cannot be done anew; have the client send the body unsigned, over TLS")
@@ -83,6 +79,9 @@ func payloadHash(req *http.Request) (string, *refusal) {
 	}
 	if req.Body == nil || req.Body == http.NoBody {
 		return emptyHash(), nil
+	}
+	if r := hold(); r != nil {
+		return "", r
 	}
 	text, err := io.ReadAll(io.LimitReader(req.Body, maxSigned+1))
 	switch {

@@ -27,10 +27,12 @@ func (f *flow) carry(conn Conn, prefix []byte, upstream net.Conn) {
 	defer stop()
 	switch {
 	case f.mode == boxed.EgressIntercept:
+		defer f.unasked()
 		f.intercept(conn, prefix, upstream)
 	case f.dec.Rules[0].Raw:
 		f.tunnel(conn, prefix, upstream)
 	case f.port == 80:
+		defer f.unasked()
 		f.s.proxy.fronts.servePlain(f, conn, prefix, upstream)
 	default:
 		hello, r := f.peek(conn, prefix)
