@@ -430,6 +430,8 @@ type EgressStatus struct {
 
 // EgressGranted is a host that was allowed to a sandbox that lives.
 type EgressGranted struct {
+	// Admin: an admin allowed it, whom the operator's ceiling does not bind.
+	Admin bool      `json:"admin,omitempty"`
 	Host  string    `json:"host"`
 	Until time.Time `json:"until,omitzero"` // zero: for as long as it lives
 }

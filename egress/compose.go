@@ -29,7 +29,7 @@ type composing struct {
 	owner  string
 	admin  bool
 	spec   *boxed.EgressSpec
-	allow  []string // spec's, and those that were allowed since
+	allow  []boxed.EgressGranted // spec's, and those that were allowed since
 	tokens map[string]string
 	// granted: the sandbox has its secrets already.
 	granted bool
@@ -71,7 +71,7 @@ func (c *composing) compose() (*composed, error) {
 		return nil, boxed.Errorf(boxed.CodeInvalid, "egress.only narrows a profile, and there is none").WithField("egress.only")
 	}
 	for i, a := range c.allow {
-		if err := c.permit(a); err != nil {
+		if err := c.permit(a.Host, a.Admin); err != nil {
 			return nil, boxed.Errorf(boxed.CodeInvalid, "egress.allow: %w", err).WithField(fmt.Sprintf("egress.allow[%d]", i))
 		}
 	}
@@ -295,13 +295,15 @@ func (c *composing) intercepted(p Pattern, ports []uint16) bool {
 }
 
 // permit adds a rule for "host" or "host:port", unless there is one already.
-func (c *composing) permit(text string) error {
+func (c *composing) permit(text string, admin bool) error {
 	rule, err := allowRule(text)
 	if err != nil {
 		return err
 	}
-	if err := c.within(rule); err != nil {
-		return err
+	if !admin {
+		if err := c.within(rule); err != nil {
+			return err
+		}
 	}
 	if slices.ContainsFunc(c.rules, func(r *Rule) bool {
 		return r.Pattern == rule.Pattern && slices.Contains(r.Ports, rule.Ports[0])
@@ -385,10 +387,13 @@ func narrow(rules []*Rule, only []string) ([]*Rule, error) {
 			return nil, boxed.Errorf(boxed.CodeForbidden, "egress.only: the profile does not allow %s: a sandbox may only narrow it", p).WithField(fmt.Sprintf("egress.only[%d]", i))
 		}
 		for _, r := range rules {
-			if includes(r.Pattern, p) && r.Pattern.Rank() == best {
+			switch {
+			case includes(r.Pattern, p) && r.Pattern.Rank() == best:
 				one := *r
 				one.Pattern, one.Host = p, p.String()
 				out = append(out, &one)
+			case includes(p, r.Pattern): // what the profile says of one of these stays said
+				out = append(out, r)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ var credentialWords = []string{
 // notCredentials have such a word, and are none.
 var notCredentials = []string{
 	"x-csrf-token", "x-xsrf-token", "continuation-token", "continuation_token", "page_token", "page-token", "pagetoken", "next_token", "nexttoken",
-	"continuationtoken", "max_tokens", "max-tokens", "signature_version", "x-amz-continuation-token",
+	"idempotency-key", "x-idempotency-key", "sec-websocket-key", "x-partition-key", "x-cache-key", "continuationtoken", "max_tokens", "max-tokens", "signature_version", "x-amz-continuation-token",
 }
 
 func holdsCredential(name string) bool {
@@ -77,6 +77,23 @@ func holdsCredential(name string) bool {
 		return false
 	}
 	return slices.ContainsFunc(credentialWords, func(w string) bool { return strings.Contains(name, w) })
+}
+
+// credentialParts make a header one as a whole part of its name: X-Auth, X-Jwt,
+// Ocp-Apim-Subscription-Key.
+var credentialParts = []string{"auth", "key", "jwt", "passphrase"}
+
+// credentialHeader is holdsCredential of a header.
+func credentialHeader(name string) bool {
+	if holdsCredential(name) {
+		return true
+	}
+	name = strings.ToLower(name)
+	if slices.Contains(notCredentials, name) || strings.HasPrefix(name, "x-amz-server-side-encryption") {
+		return false
+	}
+	parts := strings.FieldsFunc(name, func(c rune) bool { return c == '-' || c == '_' || c == '.' })
+	return slices.ContainsFunc(parts, func(part string) bool { return slices.Contains(credentialParts, part) })
 }
 
 // queryCredentials are parameters that hold one by a short name.
@@ -279,8 +296,8 @@ func (s *swapping) headers() *verdict {
 		}
 		_, declared := s.slot(SlotHeader, name)
 		switch {
-		case !declared && !holdsCredential(name):
-		case !declared && name == "X-Amz-Security-Token" && s.used != nil: // of a request that is signed anew
+		case !declared && !credentialHeader(name):
+		case !declared && name == "X-Amz-Security-Token" && s.signedAnew():
 		case !declared && slices.ContainsFunc(values, s.scan.hits):
 			return &verdict{reason: boxed.EgressMisuse, detail: "a placeholder in the header " + name}
 		case !declared:
@@ -298,11 +315,20 @@ func (s *swapping) headers() *verdict {
 	return nil
 }
 
+// signedAnew reports whether the request's signature is replaced, here or by the holder.
+func (s *swapping) signedAnew() bool {
+	_, declared := s.slot(SlotSigV4, "")
+	return s.sign != nil || declared && s.used != nil && s.used.HeldBy != ""
+}
+
 // query judges the parameters.
 func (s *swapping) query() *verdict {
 	raw := s.req.URL.RawQuery
 	if raw == "" {
 		return nil
+	}
+	if strings.Contains(raw, ";") { // some servers take it for "&", others for a part of a value
+		return &verdict{reason: boxed.EgressInvalidRequest, detail: "a query with a semicolon, which can be read in two ways; write %3B"}
 	}
 	parts := strings.Split(raw, "&")
 	for i, part := range parts {

@@ -187,17 +187,16 @@ const DefaultProfile = "default"
 // NoProfile is the name of no profile, for who wants none of the default.
 const NoProfile = "none"
 
-// secretOf finds a secret that an owner may attach, by name or as OWNER/NAME: their own,
-// or else the one that is shared with them. What a sandbox has (pinned, placeholders by
-// OWNER/NAME) it keeps, revoked or not: nobody slips another under it. Nil is none. Errors:
-// conflict, where two others share one of that name.
+// secretOf finds a secret that an owner may attach. By its name alone it is their own, or
+// one that an administrator shares with everybody; another owner's is OWNER/NAME: nobody has
+// others use a secret that they did not mean. What a sandbox has (pinned, placeholders by
+// OWNER/NAME) it keeps, revoked or not. Nil is none. Errors: not_found, where one is shared
+// that must be named so; conflict, where two are shared with everybody.
 func (k *Keeper) secretOf(owner, ref string, pinned map[string]string) (*held, error) {
-	of, name, qualified := strings.Cut(ref, "/")
-	if !qualified {
-		name = ref
-	}
+	cut := strings.LastIndexByte(ref, '/')
+	of, name, qualified := ref[:max(cut, 0)], ref[cut+1:], cut >= 0
 	var own *held
-	var shared []*held
+	var shared, offered []*held
 	secrets := *k.secrets.Load()
 	for _, key := range slices.Sorted(maps.Keys(secrets)) {
 		s := secrets[key]
@@ -211,17 +210,21 @@ func (k *Keeper) secretOf(owner, ref string, pinned map[string]string) (*held, e
 		case !s.RevokedAt.IsZero():
 		case mine:
 			own = s
-		default:
+		case qualified || slices.Contains(s.May, "*"):
 			shared = append(shared, s)
+		default:
+			offered = append(offered, s)
 		}
 	}
 	switch {
 	case own != nil:
 		return own, nil
 	case len(shared) > 1:
-		return nil, boxed.Errorf(boxed.CodeConflict, "%s and %s both share a secret %q with you; say whose: %s", shared[0].Owner, shared[1].Owner, name, shared[0].key())
+		return nil, boxed.Errorf(boxed.CodeConflict, "%s and %s both share a secret %q with everybody; say whose: %s", shared[0].Owner, shared[1].Owner, name, shared[0].key())
 	case len(shared) == 1:
 		return shared[0], nil
+	case len(offered) > 0:
+		return nil, boxed.Errorf(boxed.CodeNotFound, "you have no secret %q; %s has one that you may use as %s", name, offered[0].Owner, offered[0].key())
 	}
 	return nil, nil
 }
@@ -297,7 +300,10 @@ func (k *Keeper) Check(owner string, spec *boxed.EgressSpec) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := composing{k: k, owner: owner, admin: spec.Admin, spec: spec, allow: spec.Allow, tokens: map[string]string{}}
+	c := composing{k: k, owner: owner, admin: spec.Admin, spec: spec, tokens: map[string]string{}}
+	for _, host := range spec.Allow {
+		c.allow = append(c.allow, boxed.EgressGranted{Host: host, Admin: spec.Admin})
+	}
 	_, err := c.compose()
 	return err
 }
@@ -313,6 +319,7 @@ func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.Egress
 	b.state = boxState{Tokens: map[string]string{}, Admin: spec.Admin, Canary: "canary-" + strings.ToLower(Placeholder("", 12)) + ".invalid"}
 	if old := k.boxes[s.ID]; old != nil { // a change of one that lives
 		b.state = old.state
+		b.state.Admin, b.state.Allowed, b.state.Tokens = spec.Admin, slices.Clone(old.state.Allowed), maps.Clone(old.state.Tokens)
 	}
 	if err := k.composeLocked(b, false); err != nil {
 		return nil, err
@@ -347,10 +354,11 @@ func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 func (k *Keeper) composeLocked(b *boxEgress, granted bool) error {
 	now := k.cfg.Now()
 	b.state.Allowed = slices.DeleteFunc(b.state.Allowed, func(a boxed.EgressGranted) bool { return !a.Until.IsZero() && !now.Before(a.Until) })
-	allow := slices.Clone(b.spec.Allow)
-	for _, a := range b.state.Allowed {
-		allow = append(allow, a.Host)
+	var allow []boxed.EgressGranted
+	for _, host := range b.spec.Allow {
+		allow = append(allow, boxed.EgressGranted{Host: host, Admin: b.admin})
 	}
+	allow = append(allow, b.state.Allowed...)
 	if b.state.Tokens == nil {
 		b.state.Tokens = map[string]string{}
 	}
@@ -402,6 +410,23 @@ func (k *Keeper) renewLocked() {
 	k.renewVisitsLocked()
 }
 
+// Relabel gives a sandbox its new labels, by which it may be frozen, or no more.
+func (k *Keeper) Relabel(id boxed.ID, labels map[string]string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := k.boxes[id]
+	if b == nil {
+		return
+	}
+	b.sandbox.Labels = labels
+	if s := k.cfg.Proxy.session(id); s != nil {
+		s.mu.Lock()
+		s.labels = labels
+		s.mu.Unlock()
+		s.rejudge()
+	}
+}
+
 // Detach shuts a sandbox. It is idempotent.
 func (k *Keeper) Detach(id boxed.ID) {
 	k.mu.Lock()
@@ -450,7 +475,7 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 }
 
 // Allow lets a sandbox reach one host more, for so long or (0) as long as it lives.
-func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration) (*boxed.EgressGrant, error) {
+func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration, admin bool) (*boxed.EgressGrant, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	b := k.boxes[id]
@@ -461,7 +486,7 @@ func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration) (*boxed.Egress
 		return nil, boxed.Errorf(boxed.CodeInvalid, "%w", err).WithField("host")
 	}
 	old := slices.Clone(b.state.Allowed)
-	a := boxed.EgressGranted{Host: host}
+	a := boxed.EgressGranted{Host: host, Admin: admin}
 	if d > 0 {
 		a.Until = k.cfg.Now().Add(d)
 	}

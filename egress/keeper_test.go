@@ -138,8 +138,8 @@ func TestASecretIsItsOwners(t *testing.T) {
 		{rigOwner, use("nothing"), boxed.CodeNotFound},
 		{rigOwner, use("private"), boxed.CodeNotFound},
 		{bob, use("private"), ""},
-		{rigOwner, use("shared"), ""},
-		{carol, use("shared"), boxed.CodeNotFound},
+		{rigOwner, use(bob+"/shared"), ""},
+		{carol, use(bob+"/shared"), boxed.CodeNotFound},
 		{carol, use("public"), ""},
 		{rigOwner, boxed.EgressSpec{Profile: "needs"}, boxed.CodeNotFound},
 		{bob, boxed.EgressSpec{Profile: "needs"}, ""},
@@ -297,7 +297,7 @@ func TestACeilingHoldsOwners(t *testing.T) {
 		}
 	}
 	b := r.box(boxed.EgressSpec{Allow: []string{"api.example.com"}})
-	if _, err := r.keeper.Allow(b.id, "api.example.net", 0); !errors.Is(err, boxed.CodeForbidden) {
+	if _, err := r.keeper.Allow(b.id, "api.example.net", 0, false); !errors.Is(err, boxed.CodeForbidden) {
 		t.Errorf("allowed later: %v", err)
 	}
 	if got := b.ask(t, "GET api.example.net/"); got != boxed.EgressNotListed {
@@ -311,18 +311,18 @@ func TestAHostThatIsAllowedForATime(t *testing.T) {
 	r.server("raw.example.com", 22, echo)
 	r.names.set("new.example.com", at("93.184.216.34"))
 	b := r.box(boxed.EgressSpec{Allow: []string{"api.example.com"}})
-	if _, err := r.keeper.Allow(b.id, "new.example.com", time.Hour); err != nil {
+	if _, err := r.keeper.Allow(b.id, "new.example.com", time.Hour, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.keeper.Allow(b.id, "ever.example.com:8443", 0); err != nil {
+	if _, err := r.keeper.Allow(b.id, "ever.example.com:8443", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{"", "*.com", "a b", "new.example.com:0", "new.example.com:x", "http://new.example.com"} {
-		if _, err := r.keeper.Allow(b.id, bad, 0); !errors.Is(err, boxed.CodeInvalid) {
+		if _, err := r.keeper.Allow(b.id, bad, 0, false); !errors.Is(err, boxed.CodeInvalid) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	if _, err := r.keeper.Allow("nobody0000-"+boxed.ID(rigNode), "new.example.com", 0); !errors.Is(err, boxed.CodeConflict) {
+	if _, err := r.keeper.Allow("nobody0000-"+boxed.ID(rigNode), "new.example.com", 0, false); !errors.Is(err, boxed.CodeConflict) {
 		t.Errorf("of no sandbox: %v", err)
 	}
 	if got := b.ask(t, "GET new.example.com/"); got != boxed.EgressAllowed {
@@ -352,7 +352,7 @@ func TestASandboxIsLetOutAgainAfterARestart(t *testing.T) {
 	})
 	r.secret(boxed.Secret{Name: "anthropic", Preset: "anthropic"}, realAnthropic)
 	b := r.box(boxed.EgressSpec{Secrets: []boxed.SecretUse{{Name: "anthropic"}}})
-	grant, err := r.keeper.Allow(b.id, "new.example.com", 0)
+	grant, err := r.keeper.Allow(b.id, "new.example.com", 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}

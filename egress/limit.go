@@ -41,7 +41,10 @@ type limiter struct {
 	limits                   Limits
 	dials, requests, queries *rate.Limiter
 	upRate, downRate         *rate.Limiter
-	up, down                 atomic.Int64
+	// Of another node: connections that it asks for, and those for nothing here, which are
+	// recorded.
+	visits, strays *rate.Limiter
+	up, down       atomic.Int64
 
 	mu                    sync.Mutex
 	open, running, signed int
@@ -65,7 +68,7 @@ func newLimiter(l Limits) *limiter {
 	}
 	return &limiter{
 		limits: l, dials: perSecond(l.Dials), requests: perSecond(l.Requests), queries: perSecond(l.Queries),
-		upRate: bytes(l.UpRate), downRate: bytes(l.DownRate),
+		upRate: bytes(l.UpRate), downRate: bytes(l.DownRate), visits: perSecond(visitRate), strays: rate.NewLimiter(auditRate, auditBurst),
 	}
 }
 

@@ -328,7 +328,7 @@ func order(rules []*Rule) error {
 			switch {
 			case a.Mode != b.Mode || a.Raw != b.Raw:
 				err = boxed.Errorf(boxed.CodeInvalid, "%s and %s name the same host and port, and want different things done with it", a, b)
-			case a.Credential != b.Credential && a.Credential != "" && b.Credential != "" && overlap(a, b):
+			case a.secret() != b.secret() && a.Credential != "" && b.Credential != "" && overlap(a, b):
 				err = boxed.Errorf(boxed.CodeInvalid, "%s and %s have different credentials, %q and %q, for the same requests", a, b, a.Credential, b.Credential)
 			default:
 				continue
@@ -340,6 +340,14 @@ func order(rules []*Rule) error {
 		}
 	}
 	return nil
+}
+
+// secret is which one a rule's credential is.
+func (r *Rule) secret() string {
+	if r.Binding != nil {
+		return r.Binding.key
+	}
+	return r.Credential
 }
 
 // overlap reports whether one request could be of both.

@@ -114,6 +114,10 @@ func (k *Keeper) Foreign(ctx context.Context, origin boxed.NodeID, owner string,
 
 // receive opens the connection of a visit.
 func (k *Keeper) receive(ctx context.Context, s *session, origin boxed.NodeID, r boxed.EgressRelay) (net.Conn, *refusal) {
+	// Each call may be for another sandbox, and so is not held to what one may have recorded.
+	if !s.limiter.visits.Allow() {
+		return nil, refuse(boxed.EgressTooFast, "more than %d connections per second of one node", visitRate)
+	}
 	if r.Sandbox.Node() != origin {
 		return nil, refuse(boxed.EgressInvalidRequest, "the sandbox is not one of the node that asks")
 	}
@@ -123,7 +127,11 @@ func (k *Keeper) receive(ctx context.Context, s *session, origin boxed.NodeID, r
 	}
 	private, err := k.allowVisit(s, origin, r)
 	if err != nil {
-		return nil, s.deny(boxed.EntryHTTP, r.Host, r.Port, asRefusal(err, boxed.EgressExitAway))
+		rf := asRefusal(err, boxed.EgressExitAway)
+		if s.limiter.strays.Allow() {
+			s.deny(boxed.EntryHTTP, r.Host, r.Port, rf)
+		}
+		return nil, rf
 	}
 	f, rf := s.open(ctx, boxed.EntryHTTP, host, r.Port)
 	if rf != nil {
@@ -184,6 +192,9 @@ func (p *Proxy) leave(s *session) {
 	s.cancel(nil)
 }
 
+// visitRate is how many connections per second another node may ask for.
+const visitRate = 500
+
 // foreignShare is how many sandboxes' worth of connections another node may have here.
 const foreignShare = 8
 
@@ -196,14 +207,12 @@ func (k *Keeper) allowVisit(s *session, origin boxed.NodeID, r boxed.EgressRelay
 		s.remake = func() (*Policy, []*Binding, error) { return k.holdLocked(s.owner, r) }
 		return false, s.remade()
 	}
-	i := slices.IndexFunc(k.cfg.Exits, func(e ExitRule) bool {
-		return (e.Node == "*" || e.Node == string(origin)) && (e.Profile == "*" || e.Profile == r.Profile)
-	})
-	if i < 0 {
-		return false, refuse(boxed.EgressNotListed, "this node is no exit for %s under the profile %s (egress.exits)", origin, clip(r.Profile, 40))
+	s.remake = func() (policy *Policy, _ []*Binding, err error) {
+		policy, private, err = k.exitLocked(origin, s.owner, r.Profile)
+		return policy, nil, err
 	}
-	s.remake = func() (*Policy, []*Binding, error) { return k.exitLocked(s.owner, r.Profile) }
-	return k.cfg.Exits[i].Private, s.remade()
+	err = s.remade()
+	return private, err
 }
 
 // remade puts the policy of a visit in force as it is now: nothing, where there is none.
@@ -229,31 +238,59 @@ func (k *Keeper) renewVisitsLocked() {
 }
 
 // exitLocked is the profile that this node has under the name, for bytes that it only
-// carries: what is to be read, the sandbox's node reads.
-func (k *Keeper) exitLocked(owner, name string) (*Policy, []*Binding, error) {
+// carries: what is to be read, the sandbox's node reads. A name in the configuration is the
+// operator's profile: an owner's own under that name is another one.
+func (k *Keeper) exitLocked(origin boxed.NodeID, owner, name string) (p *Policy, private bool, err error) {
+	no := func(format string, args ...any) (*Policy, bool, error) {
+		return nil, false, refuse(boxed.EgressNoProfile, format, args...)
+	}
+	if !slices.ContainsFunc(k.cfg.Exits, func(e ExitRule) bool {
+		return (e.Node == "*" || e.Node == string(origin)) && (e.Profile == "*" || e.Profile == name || strings.HasSuffix(e.Profile, "/"+name))
+	}) {
+		return nil, false, refuse(boxed.EgressNotListed, "this node is no exit for %s under the profile %s (egress.exits)", origin, clip(name, 40))
+	}
 	profile, err := k.profileLocked(owner, name)
 	if err != nil || profile == nil {
-		return nil, nil, refuse(boxed.EgressNoProfile, "this node has no profile %s", clip(name, 40))
+		return no("this node has no profile %s", clip(name, 40))
 	}
+	written := profile.Name
+	if profile.Owner != "" {
+		written = profile.Owner + "/" + profile.Name
+	}
+	i := slices.IndexFunc(k.cfg.Exits, func(e ExitRule) bool {
+		return (e.Node == "*" || e.Node == string(origin)) && (e.Profile == "*" || e.Profile == written)
+	})
+	if i < 0 {
+		return nil, false, refuse(boxed.EgressNotListed, "this node is no exit for %s under the profile %s (egress.exits)", origin, clip(written, 160))
+	}
+	private = k.cfg.Exits[i].Private && (profile.Owner == "" || k.cfg.Exits[i].Profile == written)
 	rules, err := compileRules(profile.Rules, "profile "+profile.Name)
 	if err != nil {
-		return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
+		return no("%v", err)
+	}
+	if profile.Owner != "" {
+		bounds := composing{k: k}
+		for _, r := range rules {
+			if err := bounds.within(r); err != nil {
+				return no("%v", err)
+			}
+		}
 	}
 	for _, r := range rules {
 		r.Mode, r.Raw = boxed.EgressTunnel, true
 	}
-	p := &Policy{Generation: k.generation, Profile: profile.Name, hostDeny: k.cfg.HostDeny, rules: rules}
+	p = &Policy{Generation: k.generation, Profile: profile.Name, hostDeny: k.cfg.HostDeny, rules: rules}
 	for _, d := range profile.Deny {
 		pattern, err := ParsePattern(d)
 		if err != nil {
-			return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
+			return no("%v", err)
 		}
 		p.deny = append(p.deny, pattern)
 	}
 	if err := order(rules); err != nil {
-		return nil, nil, refuse(boxed.EgressNoProfile, "%v", err)
+		return no("%v", err)
 	}
-	return p, nil, nil
+	return p, private, nil
 }
 
 // holdLocked are the rules of a secret that this node holds for others.

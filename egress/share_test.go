@@ -30,18 +30,18 @@ func TestASharedSecretGoesWhereItsOwnerSays(t *testing.T) {
 		"another port": {Host: "api.crm.example.com", Ports: []uint16{8443}},
 		"a port more":  {Host: "api.crm.example.com", Ports: []uint16{443, 8443}},
 	} {
-		rule.Mode, rule.Credential = boxed.EgressIntercept, "crm"
+		rule.Mode, rule.Credential = boxed.EgressIntercept, bob+"/crm"
 		r.profile(boxed.EgressProfile{Name: "mine", Owner: rigOwner, Rules: []boxed.EgressRule{rule}})
 		if _, err := r.tryBox(rigOwner, boxed.EgressSpec{Profile: "mine"}); !errors.Is(err, boxed.CodeInvalid) || !strings.Contains(err.Error(), "api.crm.example.com:443") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	r.profile(boxed.EgressProfile{Name: "mine", Owner: rigOwner, Rules: []boxed.EgressRule{
-		{Host: "api.crm.example.com", Mode: boxed.EgressIntercept, Credential: "crm"}, intercepted("collector.example.com"),
+		{Host: "api.crm.example.com", Mode: boxed.EgressIntercept, Credential: bob + "/crm"}, intercepted("collector.example.com"),
 	}})
 	for name, spec := range map[string]boxed.EgressSpec{
 		"by a profile": {Profile: "mine"},
-		"by both":      {Profile: "mine", Secrets: []boxed.SecretUse{{Name: "crm", ReadOnly: true}}},
+		"by both":      {Profile: "mine", Secrets: []boxed.SecretUse{{Name: bob + "/crm", ReadOnly: true}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := r.box(spec)
@@ -67,17 +67,18 @@ func TestASharedSecretGoesWhereItsOwnerSays(t *testing.T) {
 	mine.untouched(t)
 }
 
-// Nobody slips a secret of their own under one that another shares: a sandbox keeps what it
-// has, and who could mean two says which.
+// Nobody has another use a secret that they did not mean: one that is shared is named with its
+// owner, unless an administrator shares it with all, and a sandbox keeps what it has.
 func TestASecretOfTheSameNameReplacesNone(t *testing.T) {
 	r := newRig(t)
 	share := func(owner, host, value string) {
-		r.secret(boxed.Secret{Name: "deploy", Owner: owner, May: []string{rigOwner}, Preset: "generic", Hosts: []string{host}, Env: []string{"DEPLOY"}}, value)
+		r.secret(boxed.Secret{Name: "deploy", Owner: owner, May: []string{"*"}, Preset: "generic", Hosts: []string{host}, Env: []string{"DEPLOY"}}, value)
 	}
 	s := r.site("bob.example.com", nil)
 	share(carol, "carol.example.com", "carols-0123456789")
 	r.revoke(carol, "deploy")
 	share(bob, "bob.example.com", realCRM)
+	r.secret(boxed.Secret{Name: "gift", Owner: bob, May: []string{rigOwner}, Preset: "anthropic"}, realAnthropic)
 	use := func(name string) boxed.EgressSpec { return boxed.EgressSpec{Secrets: []boxed.SecretUse{{Name: name}}} }
 	b := r.box(use("deploy"))
 	works := func() {
@@ -86,6 +87,12 @@ func TestASecretOfTheSameNameReplacesNone(t *testing.T) {
 		if a.StatusCode != 200 || s.last(t).Header.Get("Authorization") != "Bearer "+realCRM {
 			t.Errorf("it is %d %s", a.StatusCode, a.reason)
 		}
+	}
+	if _, err := r.tryBox(rigOwner, use("gift")); !errors.Is(err, boxed.CodeNotFound) || !strings.Contains(err.Error(), bob+"/gift") {
+		t.Errorf("one that somebody shares, by its name alone: %v", err)
+	}
+	if _, err := r.tryBox(rigOwner, use(bob+"/gift")); err != nil {
+		t.Errorf("one that somebody shares: %v", err)
 	}
 	works()
 	share("aaron@example.com", "aaron.example.com", "aarons-0123456789")

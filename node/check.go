@@ -27,8 +27,8 @@ func invalid(field, format string, args ...any) error {
 	return boxed.Errorf(boxed.CodeInvalid, "%s: %s", field, fmt.Sprintf(format, args...)).WithField(field)
 }
 
-// check judges a completed spec.
-func (h *host) check(spec boxed.Spec, who boxed.Principal) error {
+// check judges a completed spec, and says in its egress who asks.
+func (h *host) check(spec *boxed.Spec, who boxed.Principal) error {
 	if err := h.checkEgress(spec, who); err != nil {
 		return err
 	}

@@ -177,7 +177,7 @@ func (h *host) resolve(spec boxed.Spec, who boxed.Principal) (boxed.Spec, error)
 	}
 	asked := spec.Limits
 	spec.Limits = asked.Or(defaults).FitTmpfs(asked)
-	if err := h.check(spec, who); err != nil {
+	if err := h.check(&spec, who); err != nil {
 		return spec, err
 	}
 	spec.Env = merged(env, spec.Env)

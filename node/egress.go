@@ -21,9 +21,12 @@ func errNoEgress() error {
 }
 
 // checkEgress judges what a spec wants to reach, and says in it who asks.
-func (h *host) checkEgress(spec boxed.Spec, who boxed.Principal) error {
+func (h *host) checkEgress(spec *boxed.Spec, who boxed.Principal) error {
 	if spec.Egress == nil {
-		return nil
+		if h.cfg.Egress == nil || !who.Admin() || !h.cfg.Egress.Keeper.Wanted(who.Owner, nil) {
+			return nil
+		}
+		spec.Egress = &boxed.EgressSpec{} // it has the default, to which an admin is not held
 	}
 	if h.cfg.Egress == nil {
 		return errNoEgress()
@@ -78,7 +81,7 @@ func (h *host) AllowEgress(ctx context.Context, id boxed.ID, a boxed.EgressAllow
 			return nil, err
 		}
 	}
-	if err := h.cfg.Manager.AllowEgress(ctx, id, a.Host, a.For.D()); err != nil {
+	if err := h.cfg.Manager.AllowEgress(ctx, id, a.Host, a.For.D(), boxed.PrincipalFrom(ctx).Admin()); err != nil {
 		return nil, err
 	}
 	return h.cfg.Egress.Keeper.Status(id), nil

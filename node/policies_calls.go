@@ -252,6 +252,9 @@ func (p *Policies) mayset(who boxed.Principal, req boxed.SecretRequest) error {
 		return err
 	}
 	for _, o := range req.May {
+		if o == "*" && !who.Admin() { // whose name then stands for it with everybody
+			return boxed.Errorf(boxed.CodeForbidden, "may: only an admin shares a secret with everybody; name owners").WithField("may")
+		}
 		if o != "*" && ValidOwner(o) != nil {
 			return invalid("may", "%.80q is no owner", o)
 		}

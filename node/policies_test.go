@@ -106,8 +106,14 @@ func TestWhoMayAttachASecret(t *testing.T) {
 		t.Errorf("another owner sets: %v", err)
 	}
 	h.set(t, ann, boxed.SecretRequest{Secret: boxed.Secret{Name: "github", May: []string{"bob"}}})
-	if err := h.attach("bob", "github"); err != nil {
+	if err := h.attach("bob", "ann/github"); err != nil {
 		t.Errorf("one who may: %v", err)
+	}
+	if err := h.attach("bob", "github"); !errors.Is(err, boxed.CodeNotFound) {
+		t.Errorf("one who may, and who has not said whose: %v", err)
+	}
+	if _, err := h.SetSecret(ann, boxed.SecretRequest{Secret: boxed.Secret{Name: "github", May: []string{"*"}}}); !errors.Is(err, boxed.CodeForbidden) {
+		t.Errorf("with everybody, by one who is no admin: %v", err)
 	}
 	if list, _ := h.ListSecrets(bob); len(list) != 1 || list[0].May != nil {
 		t.Errorf("one who may sees %+v", list)

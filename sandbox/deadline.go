@@ -56,6 +56,9 @@ func (m *Manager) Update(id boxed.ID, u boxed.Update, admit func(Admission) erro
 		undo()
 		return nil, err
 	}
+	if u.Labels != nil && m.cfg.Egress != nil {
+		m.cfg.Egress.Relabel(id, *u.Labels)
+	}
 	if u.TTL != nil {
 		b.mu.Lock()
 		host, paused := b.host, b.rec.Sandbox.State == boxed.StatePaused

@@ -24,8 +24,9 @@ type Egress interface {
 	Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.EgressGrant, error)
 	// Restore lets a sandbox of an earlier life out again.
 	Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error
-	// Allow lets it reach one host more for so long; 0 is for as long as it lives.
-	Allow(id boxed.ID, host string, d time.Duration) (*boxed.EgressGrant, error)
+	// Allow lets it reach one host more for so long; 0 is for as long as it lives. An admin is
+	// not held to what owners may have.
+	Allow(id boxed.ID, host string, d time.Duration, admin bool) (*boxed.EgressGrant, error)
 	// State says whether it reaches what it may. It is asked often.
 	State(id boxed.ID) *boxed.EgressStatus
 	// Resolve answers a DNS query: an RCODE, and the ports that a name may be reached at.
@@ -33,6 +34,8 @@ type Egress interface {
 	// Serve serves a connection until it has ended. opened is called for EntryName, once,
 	// before any byte: an error is why there is nobody.
 	Serve(ctx context.Context, id boxed.ID, intent boxed.EgressIntent, conn boxed.EgressConn, opened func(error) error)
+	// Relabel tells of a sandbox's new labels.
+	Relabel(id boxed.ID, labels map[string]string)
 	// Detach shuts a sandbox. It is idempotent.
 	Detach(id boxed.ID)
 }
@@ -171,9 +174,9 @@ func (m *Manager) SetEgress(ctx context.Context, id boxed.ID, spec *boxed.Egress
 }
 
 // AllowEgress lets a running sandbox reach one host more.
-func (m *Manager) AllowEgress(ctx context.Context, id boxed.ID, hostName string, d time.Duration) error {
+func (m *Manager) AllowEgress(ctx context.Context, id boxed.ID, hostName string, d time.Duration, admin bool) error {
 	return m.changeEgress(ctx, id, func(*box) (*boxed.EgressGrant, error) {
-		return m.cfg.Egress.Allow(id, hostName, d)
+		return m.cfg.Egress.Allow(id, hostName, d, admin)
 	})
 }
 

@@ -52,7 +52,9 @@ func (w *wayOut) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 	return nil
 }
 
-func (w *wayOut) Allow(id boxed.ID, host string, _ time.Duration) (*boxed.EgressGrant, error) {
+func (w *wayOut) Relabel(boxed.ID, map[string]string) {}
+
+func (w *wayOut) Allow(id boxed.ID, host string, _ time.Duration, _ bool) (*boxed.EgressGrant, error) {
 	return w.Attach(&boxed.Sandbox{ID: id}, &boxed.EgressSpec{Allow: []string{host}})
 }
 
@@ -156,7 +158,7 @@ func runEgress(t *testing.T, f Fixture) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := s.AllowEgress(ctx, box.ID, "other.example", 0); err != nil {
+	if err := s.AllowEgress(ctx, box.ID, "other.example", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.sh(box.ID, `cat /run/boxed/ca.pem`); r.out != "certificates for [other.example]\n" {
