@@ -328,7 +328,9 @@ func (x *session) command(t *target, argvs [][]string, env map[string]string) (s
 	return status, err
 }
 
-// end says how it ended, and closes the channel.
+// end says how it ended, and closes the channel. The status goes before the end of the
+// output: a client that has nothing more to say itself closes the channel as soon as it has
+// that, and would never have it (OpenSSH does so).
 func (x *session) end(status boxed.ExitStatus, err error) {
 	defer x.ch.Close()
 	switch {
@@ -343,16 +345,16 @@ func (x *session) end(status boxed.ExitStatus, err error) {
 	}
 	if err != nil {
 		x.say(err.Error())
-		x.ch.CloseWrite()
+	}
+	switch {
+	case err != nil:
 		x.exitStatus(ourStatus)
-		return
+	case status.Signal != "":
+		x.exitSignal(status)
+	default:
+		x.exitStatus(uint32(status.Code))
 	}
 	x.ch.CloseWrite()
-	if status.Signal != "" {
-		x.exitSignal(status)
-		return
-	}
-	x.exitStatus(uint32(status.Code))
 }
 
 // say writes one line of ours to the client's stderr.
