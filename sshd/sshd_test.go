@@ -538,3 +538,30 @@ func TestATerminalInWhichNothingHappensEnds(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// The status is there when the output ends: a client that has nothing more to say closes then.
+func TestTheStatusComesBeforeTheEndOfTheOutput(t *testing.T) {
+	d := open(t)
+	c := d.connect("box")
+	for _, command := range []string{"killed", "hello"} {
+		ch, requests, err := c.OpenChannel("session", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, ch.Stderr())
+		if ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Command string }{command})); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		ch.CloseWrite()
+		io.Copy(io.Discard, ch)
+		select {
+		case r := <-requests:
+			if r == nil || !strings.HasPrefix(r.Type, "exit-") {
+				t.Errorf("%s: the request is %+v", command, r)
+			}
+		default:
+			t.Errorf("%s: the output has ended, and there is no status", command)
+		}
+		ch.Close()
+	}
+}
