@@ -1,10 +1,12 @@
 package egress_test
 
 import (
+	"bufio"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -70,6 +72,32 @@ func TestAnAnswerOpensNoOtherWay(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The head of an answer is bounded, also of one to an upgrade: a server that writes heads for
+// ever has no node's memory.
+func TestTheHeadOfAnAnswerIsBounded(t *testing.T) {
+	endless := func(conn net.Conn) {
+		bufio.NewReader(conn).ReadString('\n')
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n")
+		line := []byte("X-Large: " + strings.Repeat("x", 32<<10) + "\r\n")
+		for range 1024 { // 32 MiB
+			if _, err := conn.Write(line); err != nil {
+				return
+			}
+		}
+		t.Error("all of it was read")
+	}
+	r := newRig(t)
+	r.server("page.example.com", 80, endless)
+	b := r.ruled(boxed.EgressRule{Host: "page.example.com", Ports: []uint16{80}})
+	for _, upgrade := range []string{"", "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"} {
+		conn := b.hand(boxed.EgressIntent{Entry: boxed.EntryHTTP}, nil)
+		if a := raw(t, conn, "GET http://page.example.com/ HTTP/1.1\r\nHost: page.example.com\r\n"+upgrade+"\r\n"); a.StatusCode != 502 {
+			t.Errorf("%q: %d %s", upgrade, a.StatusCode, a.reason)
+		}
+		conn.Close()
 	}
 }
 

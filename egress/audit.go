@@ -29,6 +29,9 @@ const (
 	// everybody else's records away, in hours.
 	auditBurst = 256
 	auditRate  = 2
+	// The same of what was allowed: connections, requests and their ends.
+	auditOpenBurst = 8192
+	auditOpenRate  = 20
 
 	auditRetry    = 100 * time.Millisecond // after a failed write; doubled up to
 	auditRetryMax = 5 * time.Second
@@ -302,7 +305,9 @@ func (a *Audit) unreadyLocked() error {
 	return nil
 }
 
-// Allow records a connection that is to be opened, and must be called before it is.
+// Allow records a connection that is to be opened, and must be called before it is. Of a
+// sandbox that opens very many, those that are more than are kept one by one are counted
+// only, and written as one record for 10 s.
 // An error says that it must not be opened, for [boxed.EgressAuditFull]: the sandbox's
 // queue stays full, the disk refuses, or the log is closed.
 func (a *Audit) Allow(rec boxed.EgressRecord) error {
@@ -342,7 +347,11 @@ func (a *Audit) admit(rec boxed.EgressRecord) (room <-chan struct{}, err error) 
 		}
 		return q.room, nil
 	}
-	q.push(rec)
+	if now := time.Now(); q.opens.spend(now) {
+		q.push(rec)
+	} else {
+		q.lose(rec, now)
+	}
 	a.wakeLocked()
 	return nil, nil
 }
@@ -371,7 +380,7 @@ func (a *Audit) Deny(rec boxed.EgressRecord) {
 		w.add(rec)
 		return
 	}
-	if len(q.records) >= auditQueued || !q.spend(now) {
+	if len(q.records) >= auditQueued || !q.denials.spend(now) {
 		q.lose(rec, now)
 	} else {
 		q.window(key, now)
@@ -390,10 +399,11 @@ func (a *Audit) End(rec boxed.EgressRecord) {
 	if a.closed {
 		return
 	}
-	if q := a.queueLocked(rec.Sandbox); len(q.records) < auditQueued {
+	now := time.Now()
+	if q := a.queueLocked(rec.Sandbox); len(q.records) < auditQueued && q.opens.spend(now) {
 		q.push(rec)
 	} else {
-		q.lose(rec, time.Now())
+		q.lose(rec, now)
 	}
 	a.wakeLocked()
 }
@@ -415,7 +425,11 @@ func (a *Audit) Forget(sandbox boxed.ID) {
 func (a *Audit) queueLocked(sandbox boxed.ID) *auditQueue {
 	q := a.queues[sandbox]
 	if q == nil {
-		q = &auditQueue{sandbox: sandbox, open: map[auditKey]*auditDenials{}, tokens: auditBurst}
+		q = &auditQueue{
+			sandbox: sandbox, open: map[auditKey]*auditDenials{},
+			denials: auditBudget{burst: auditBurst, rate: auditRate, left: auditBurst},
+			opens:   auditBudget{burst: auditOpenBurst, rate: auditOpenRate, left: auditOpenBurst},
+		}
 		a.queues[sandbox] = q
 		a.ring = append(a.ring, q)
 	}

@@ -478,6 +478,42 @@ func TestAuditFloodThatGoesOnLeavesNoFlood(t *testing.T) {
 	})
 }
 
+// Row I19: what is allowed floods no more than what is denied: a sandbox that may reach
+// something does not rotate everybody's records away by reaching it.
+func TestAuditFloodOfWhatIsAllowedLeavesNoFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := auditLog(t, filepath.Join(t.TempDir(), "audit"), nil)
+		stop := auditRun(t, a)
+		n := 0
+		for range 120 { // two minutes
+			for range 200 {
+				rec := auditAsk(auditBox, fmt.Sprintf("x%d.example", n))
+				auditAllow(t, a, rec)
+				rec.Allowed, rec.Reason, rec.Down = true, boxed.EgressAllowed, 1
+				a.End(rec)
+				n++
+			}
+			time.Sleep(time.Second)
+		}
+		stop()
+		recs := auditRead(t, a.Records(egress.AuditFilter{}))
+		if len(recs) > 8192+20*120+60 {
+			t.Errorf("%d records of %d connections, want far fewer", len(recs), n)
+		}
+		opened, ended, down := 0, 0, int64(0)
+		for _, rec := range recs {
+			if count := max(1, rec.Count); rec.End {
+				ended, down = ended+count, down+rec.Down
+			} else {
+				opened += count
+			}
+		}
+		if opened != n || ended != n || down != int64(n) {
+			t.Errorf("on the record are %d opened, %d ended, %d bytes; want %d of each", opened, ended, down, n)
+		}
+	})
+}
+
 func TestAuditCountsEqualDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := auditLog(t, filepath.Join(t.TempDir(), "audit"), nil)

@@ -10,12 +10,33 @@ import (
 type auditQueue struct {
 	sandbox   boxed.ID
 	records   []boxed.EgressRecord
-	windows   []*auditDenials // by their end; tokens bound how many there are
+	windows   []*auditDenials // by their end; denials bounds how many there are
 	open      map[auditKey]*auditDenials
-	tokens    float64
-	spent     time.Time
+	denials   auditBudget // of records that are kept one by one
+	opens     auditBudget
 	forgotten bool
 	room      chan struct{} // closed when there is some; nil when nobody waits
+}
+
+// auditBudget is so many at once, and so many per second after that.
+type auditBudget struct {
+	burst, rate, left float64
+	spent             time.Time
+}
+
+// has is how many there are.
+func (b *auditBudget) has(now time.Time) float64 {
+	return min(b.burst, b.left+now.Sub(b.spent).Seconds()*b.rate)
+}
+
+// spend takes one, if there is one.
+func (b *auditBudget) spend(now time.Time) bool {
+	b.left, b.spent = b.has(now), now
+	if b.left < 1 {
+		return false
+	}
+	b.left--
+	return true
 }
 
 // auditKey says which denials are equal. lost are those that are only counted.
@@ -48,17 +69,6 @@ func (q *auditQueue) window(key auditKey, now time.Time) *auditDenials {
 	return w
 }
 
-// spend takes one denial from what is kept one by one.
-func (q *auditQueue) spend(now time.Time) bool {
-	q.tokens = min(auditBurst, q.tokens+now.Sub(q.spent).Seconds()*auditRate)
-	q.spent = now
-	if q.tokens < 1 {
-		return false
-	}
-	q.tokens--
-	return true
-}
-
 // lose counts what is not kept. The reasons are a closed list, so this is bounded.
 func (q *auditQueue) lose(rec boxed.EgressRecord, now time.Time) {
 	key := auditKey{reason: rec.Reason, lost: true, end: rec.End}
@@ -67,8 +77,11 @@ func (q *auditQueue) lose(rec boxed.EgressRecord, now time.Time) {
 		w = q.window(key, now)
 	}
 	detail := "more denials than are kept one by one"
-	if rec.End {
+	switch {
+	case rec.End:
 		detail = "more ends of connections than are kept one by one"
+	case rec.Allowed:
+		detail = "more connections and requests than are kept one by one"
 	}
 	w.add(boxed.EgressRecord{
 		At: rec.At, Node: rec.Node, Sandbox: rec.Sandbox, Owner: rec.Owner, Labels: rec.Labels, Generation: rec.Generation,
@@ -130,5 +143,5 @@ func (q *auditQueue) idle(now time.Time) bool {
 	if len(q.records)+len(q.windows) > 0 {
 		return false
 	}
-	return q.forgotten || q.tokens+now.Sub(q.spent).Seconds()*auditRate >= auditBurst
+	return q.forgotten || q.denials.has(now) >= q.denials.burst && q.opens.has(now) >= q.opens.burst
 }

@@ -301,7 +301,7 @@ func (c *composing) permit(text string, admin bool) error {
 		return err
 	}
 	if !admin {
-		if err := c.within(rule); err != nil {
+		if err := c.k.bound(rule); err != nil {
 			return err
 		}
 	}
@@ -340,11 +340,19 @@ func allowRule(text string) (*Rule, error) {
 
 // within holds a rule to what the operator lets owners have.
 func (c *composing) within(r *Rule) error {
-	if c.k.cfg.Ceiling == nil || c.admin {
+	if c.admin {
+		return nil
+	}
+	return c.k.bound(r)
+}
+
+// bound is within for an owner.
+func (k *Keeper) bound(r *Rule) error {
+	if k.cfg.Ceiling == nil {
 		return nil
 	}
 	for _, port := range r.Ports {
-		if !slices.ContainsFunc(c.k.cfg.Ceiling, func(top *Rule) bool {
+		if !slices.ContainsFunc(k.cfg.Ceiling, func(top *Rule) bool {
 			return slices.Contains(top.Ports, port) && includes(top.Pattern, r.Pattern)
 		}) {
 			return boxed.Errorf(boxed.CodeForbidden, "%s:%d is beyond what this node's operator allows (egress.ceiling)", r.Pattern, port).WithField("egress")

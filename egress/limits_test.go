@@ -285,6 +285,38 @@ func TestConnectionsToADestinationAreBounded(t *testing.T) {
 	eventually(t, "end of all", func() bool { return r.proxy.Places(b.id) == 0 })
 }
 
+// Requests at once are bounded, however few connections they share: each holds memory.
+func TestRequestsAtOnceAreBounded(t *testing.T) {
+	const most = 8 // of 4 connections
+	r := newRig(t, limits(egress.Limits{Connections: most / 2}))
+	release := make(chan struct{})
+	r.site("read.example.com", func(_ http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/slow" {
+			<-release
+		}
+	})
+	b := r.ruled(intercepted("read.example.com"))
+	c := b.client(boxed.EntryHTTP, "h2")
+	send(t, c, request(t, "GET", "https://read.example.com/", ""))
+	answers := make(chan answer)
+	const asked = 3 * most
+	for range asked {
+		go func() { answers <- send(t, c, request(t, "GET", "https://read.example.com/slow", "")) }()
+	}
+	for range asked - most {
+		(<-answers).want(t, 429, boxed.EgressTooMany)
+	}
+	close(release)
+	for range most {
+		if a := <-answers; a.StatusCode != 200 {
+			t.Errorf("%d %s", a.StatusCode, a.reason)
+		}
+	}
+	if a := send(t, c, request(t, "GET", "https://read.example.com/", "")); a.StatusCode != 200 {
+		t.Errorf("afterwards it is %d %s", a.StatusCode, a.reason)
+	}
+}
+
 // One connection to the proxy asks for pages of many hosts, and keeps a few.
 func TestOneConnectionAsksForPagesOfManyHosts(t *testing.T) {
 	r := newRig(t)

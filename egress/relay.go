@@ -269,9 +269,8 @@ func (k *Keeper) exitLocked(origin boxed.NodeID, owner, name string) (p *Policy,
 		return no("%v", err)
 	}
 	if profile.Owner != "" {
-		bounds := composing{k: k}
 		for _, r := range rules {
-			if err := bounds.within(r); err != nil {
+			if err := k.bound(r); err != nil {
 				return no("%v", err)
 			}
 		}

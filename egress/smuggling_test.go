@@ -105,6 +105,28 @@ func TestRequestsThatCanBeReadInTwoWaysGoNowhere(t *testing.T) {
 	}
 }
 
+// A target may say another host than it has: "http:http://other/" has neither host nor path to
+// who judges it, and a server reads it as the other's. RFC 9112, 3.2.2.
+func TestATargetIsAPath(t *testing.T) {
+	b, page, read := legged(t, nil)
+	for _, l := range legs() {
+		t.Run(l.name, func(t *testing.T) {
+			scheme := map[bool]string{true: "http", false: "https"}[l.host == "page.example.com"]
+			for _, target := range []string{scheme + ":" + scheme + "://other.example.com/x?data", scheme + ":" + scheme + "://" + l.host + "/x", scheme + ":x", "x", "*"} {
+				for _, upgrade := range []string{"", "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"} {
+					conn := l.open(b)
+					if a := raw(t, conn, fmt.Sprintf("GET %s HTTP/1.1\r\nHost: %s\r\n%s\r\n", target, l.host, upgrade)); a.StatusCode != 400 {
+						t.Errorf("%s is %d %s", target, a.StatusCode, a.reason)
+					}
+					conn.Close()
+				}
+			}
+		})
+	}
+	page.untouched(t)
+	read.untouched(t)
+}
+
 // EF3: OpenShell#342: what was read beyond the first request was passed on unjudged.
 func TestAPipelinedRequestIsJudgedByItself(t *testing.T) {
 	r := newRig(t)
