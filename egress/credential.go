@@ -79,9 +79,9 @@ func holdsCredential(name string) bool {
 	return slices.ContainsFunc(credentialWords, func(w string) bool { return strings.Contains(name, w) })
 }
 
-// credentialParts make a header one as a whole part of its name: X-Auth, X-Jwt,
-// Ocp-Apim-Subscription-Key.
-var credentialParts = []string{"auth", "key", "jwt", "passphrase"}
+// credentialEnds make a header one as the last part of its name: X-Auth, X-Jwt,
+// Ocp-Apim-Subscription-Key. Not any part: npm sends Npm-Auth-Type.
+var credentialEnds = []string{"auth", "key", "jwt", "passphrase"}
 
 // credentialHeader is holdsCredential of a header.
 func credentialHeader(name string) bool {
@@ -89,11 +89,8 @@ func credentialHeader(name string) bool {
 		return true
 	}
 	name = strings.ToLower(name)
-	if slices.Contains(notCredentials, name) || strings.HasPrefix(name, "x-amz-server-side-encryption") {
-		return false
-	}
-	parts := strings.FieldsFunc(name, func(c rune) bool { return c == '-' || c == '_' || c == '.' })
-	return slices.ContainsFunc(parts, func(part string) bool { return slices.Contains(credentialParts, part) })
+	last := name[strings.LastIndexAny(name, "-_.")+1:]
+	return slices.Contains(credentialEnds, last) && !slices.Contains(notCredentials, name)
 }
 
 // queryCredentials are parameters that hold one by a short name.

@@ -110,14 +110,14 @@ func TestForeignCredentialsByOtherNames(t *testing.T) {
 			send(t, c, request(t, "POST", messages, "{}", "X-Api-Key: "+b.token("ANTHROPIC_API_KEY"), field)).want(t, 403, boxed.EgressForeignCredential)
 		}
 		send(t, c, request(t, "GET", "https://api.anthropic.com/v1/models?a=1;api_key=attackers", "")).want(t, 400, boxed.EgressInvalidRequest)
-		for _, field := range []string{"Idempotency-Key: a", "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id: a", "Session_id: a"} {
+		for _, field := range []string{"Idempotency-Key: a", "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id: a", "Session_id: a", "Npm-Auth-Type: web"} {
 			if a := send(t, c, request(t, "POST", messages, "{}", field)); a.StatusCode != 200 {
 				t.Errorf("%s is %d %s", field, a.StatusCode, a.reason)
 			}
 		}
 	})
 	_ = r
-	if len(models.requests()) != 3*6 {
+	if len(models.requests()) != 4*6 {
 		t.Errorf("%d requests left", len(models.requests()))
 	}
 }

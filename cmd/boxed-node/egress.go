@@ -44,7 +44,7 @@ func (c *EgressConfig) settings() []setting {
 		{path: "egress.deny", value: &c.Deny, help: "hosts that no sandbox reaches, whatever its profile says; *.NAME is one label more"},
 		{path: "egress.self", value: &c.Self, help: "further addresses or prefixes that are ours and that no sandbox reaches: public ones behind NAT"},
 		{path: "egress.ceiling", value: &c.Ceiling, help: "hosts, or host:port, that owners may allow their sandboxes at most; *.NAME is one label more; none: any public host; admins' own profiles are not bounded"},
-		{path: "egress.exits", value: &c.Exits, help: "who may leave by this node, each as \"NODE PROFILE\" (an ID, or * for any node; * for any profile), with \"private\" behind it if egress.open is for them too; none: nobody"},
+		{path: "egress.exits", value: &c.Exits, help: "who may leave by this node, each as \"NODE PROFILE\" (an ID, or * for any node; OWNER/NAME for an owner's own profile, * for any), with \"private\" behind it if egress.open is for them too; none: nobody"},
 		{path: "egress.sources", value: &c.Sources, help: "what admins may have this node read values of secrets from besides what is given: env (its own variables), command (what a program prints that it runs); none: neither"},
 		{path: "egress.limits.connections", value: &c.Limits.Connections, help: "connections of one sandbox at once"},
 		{path: "egress.limits.dials", value: &c.Limits.Dials, help: "connections of one sandbox per second"},
