@@ -226,8 +226,10 @@ func (c *composing) take(profile *boxed.EgressProfile) error {
 				return err
 			}
 		}
-		if r.Mode == boxed.EgressTunnel && c.intercepted(r.Pattern, r.Ports) {
-			continue
+		if r.Mode == boxed.EgressTunnel { // but where a secret is for it
+			if r.Ports = slices.DeleteFunc(r.Ports, func(p uint16) bool { return c.intercepted(r.Pattern, p) }); len(r.Ports) == 0 {
+				continue
+			}
 		}
 		if r.Credential != "" {
 			if err := c.credential(r); err != nil {
@@ -287,10 +289,10 @@ func endsOf(b *Binding) string {
 	return strings.Join(list, ", ")
 }
 
-// intercepted reports whether a secret's rule has one of the ports of a host.
-func (c *composing) intercepted(p Pattern, ports []uint16) bool {
+// intercepted reports whether a secret's rule has a port of a host.
+func (c *composing) intercepted(p Pattern, port uint16) bool {
 	return slices.ContainsFunc(c.rules, func(r *Rule) bool {
-		return r.Mode == boxed.EgressIntercept && r.Pattern == p && slices.ContainsFunc(ports, func(q uint16) bool { return slices.Contains(r.Ports, q) })
+		return r.Mode == boxed.EgressIntercept && r.Pattern == p && slices.Contains(r.Ports, port)
 	})
 }
 
@@ -317,15 +319,26 @@ func (c *composing) permit(text string, admin bool) error {
 	return nil
 }
 
+// hostPort reads "host" or "host:port"; an address of IPv6 with a port is in brackets. The
+// port is 443 unless it is given.
+func hostPort(text string) (host string, port uint16, given bool, err error) {
+	host = strings.TrimSpace(text)
+	h, p, err := net.SplitHostPort(host)
+	if err != nil {
+		return host, 443, false, nil // no port; the host is still to be judged
+	}
+	n, err := strconv.ParseUint(p, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, false, fmt.Errorf("%.80q has no port between 1 and 65535", text)
+	}
+	return h, uint16(n), true, nil
+}
+
 // allowRule reads "host", "*.suffix", "host:port".
 func allowRule(text string) (*Rule, error) {
-	host, port := strings.TrimSpace(text), uint16(443)
-	if h, p, err := net.SplitHostPort(host); err == nil {
-		n, err := strconv.ParseUint(p, 10, 16)
-		if err != nil || n == 0 {
-			return nil, fmt.Errorf("%.80q has no port between 1 and 65535", text)
-		}
-		host, port = h, uint16(n)
+	host, port, _, err := hostPort(text)
+	if err != nil {
+		return nil, err
 	}
 	rule := boxed.EgressRule{Host: host, Ports: []uint16{port}}
 	// What speaks on another port is mostly no TLS: a database, SSH.

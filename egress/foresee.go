@@ -5,9 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/boxed-mesh/boxed"
@@ -16,13 +14,9 @@ import (
 // Foresee says what would happen to a connection of a sandbox, and to a request where the
 // proxy can read it. It resolves the name, and connects to nothing.
 func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) (*boxed.EgressAnswer, error) {
-	text, port := strings.TrimSpace(q.Host), uint16(443)
-	if h, p, err := net.SplitHostPort(text); err == nil {
-		n, err := strconv.ParseUint(p, 10, 16)
-		if err != nil || n == 0 {
-			return nil, boxed.Errorf(boxed.CodeInvalid, "host: %.80q has no port between 1 and 65535", q.Host).WithField("host")
-		}
-		text, port = h, uint16(n)
+	text, port, _, err := hostPort(q.Host)
+	if err != nil {
+		return nil, boxed.Errorf(boxed.CodeInvalid, "host: %w", err).WithField("host")
 	}
 	host, err := ParseConfigHost(text)
 	if err != nil {
@@ -46,28 +40,36 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 		return a, nil
 	}
 	a.Mode = dec.Mode()
+	no := func(r *refusal) (*boxed.EgressAnswer, error) {
+		no := answer(r.Reason, r.Detail, host, port)
+		no.Rule, no.Mode, no.Credential = a.Rule, a.Mode, a.Credential
+		return no, nil
+	}
 	rule := dec.Rules[0]
 	if q.Method != "" && (a.Mode == boxed.EgressIntercept || port == 80) {
-		var reason boxed.EgressReason
-		if rule, reason = dec.Request(strings.ToUpper(q.Method), cmp.Or(q.Path, "/")); rule == nil {
-			no := answer(reason, "", host, port)
-			no.Rule, no.Mode = dec.Rule, a.Mode
-			return no, nil
+		path, _, _ := strings.Cut(cmp.Or(q.Path, "/"), "?")
+		admitted, r := dec.admit(strings.ToUpper(q.Method), path)
+		if r != nil {
+			return no(r)
 		}
-		a.Rule = rule.String()
+		rule, a.Rule = admitted, admitted.String()
 	}
-	if rule.Binding != nil {
-		a.Credential = rule.Binding.Secret
+	if b := rule.Binding; b != nil {
+		a.Credential = b.Secret
+		if _, ok := b.value(); !ok && b.HeldBy == "" && rule.Need != boxed.CredentialOptional {
+			return no(refuse(boxed.EgressNoCredential, "the secret %s has no value on this node, or was revoked", b.Secret))
+		}
+		if q.Method != "" && !b.goodFor(strings.ToUpper(q.Method), cmp.Or(q.Path, "/"), rule) {
+			a.Detail = "without the credential: the secret is not for this method and path"
+		}
 	}
-	if policy.Exit != "" && policy.Exit != k.cfg.Node {
-		a.Detail = "by way of the node " + string(policy.Exit) + ", which judges the address"
+	if to := s.leavesBy(policy, dec); to != "" {
+		a.Detail = "by way of the node " + string(to) + ", which judges the address"
 		return a, nil
 	}
 	addrs, r := k.cfg.Proxy.addresses(ctx, k.cfg.Proxy.judge, host, port)
 	if r != nil {
-		no := answer(r.Reason, r.Detail, host, port)
-		no.Rule, no.Mode = a.Rule, a.Mode
-		return no, nil
+		return no(r)
 	}
 	for _, ap := range addrs {
 		a.Addresses = append(a.Addresses, ap.Addr().String())
@@ -86,6 +88,7 @@ func Suggest(s *boxed.Sandbox, records iter.Seq2[boxed.EgressRecord, error]) (*b
 		port uint16
 	}
 	asked := map[key]*boxed.EgressRule{}
+	tls := map[key]bool{} // somebody spoke it there
 	for rec, err := range records {
 		if err != nil {
 			continue // a line that cannot be read has nothing to add
@@ -95,22 +98,24 @@ func Suggest(s *boxed.Sandbox, records iter.Seq2[boxed.EgressRecord, error]) (*b
 		default:
 			continue // no rule would have helped
 		}
-		port := rec.Port
-		if rec.Entry == boxed.EntryDNS { // what it would have connected to is not known
-			port = 443
-		}
 		host, err := ParseHost(rec.Host)
-		if err != nil || port == 0 {
+		if err != nil || rec.Method != "" && !isMethod(rec.Method) {
 			continue
 		}
-		k := key{host.String(), port}
+		k := key{host.String(), rec.Port}
+		if rec.Entry == boxed.EntryDNS { // what it would have connected to is not known
+			k.port = 0
+		} else if rec.Port == 0 {
+			continue
+		}
 		r := asked[k]
 		if r == nil {
-			r = &boxed.EgressRule{Host: k.host, Ports: []uint16{port}}
+			r = &boxed.EgressRule{Host: k.host, Ports: []uint16{cmp.Or(k.port, 443)}}
 			asked[k] = r
 		}
+		tls[k] = tls[k] || rec.SNI != ""
 		if rec.Method != "" {
-			if port != 80 {
+			if k.port != 80 {
 				r.Mode = boxed.EgressIntercept
 			}
 			if !slices.Contains(r.Methods, rec.Method) {
@@ -118,69 +123,93 @@ func Suggest(s *boxed.Sandbox, records iter.Seq2[boxed.EgressRecord, error]) (*b
 			}
 		}
 	}
-	name := cmp.Or(s.Name, "suggested")
-	p := boxed.EgressProfile{Version: 1, Name: name, Rules: []boxed.EgressRule{}}
+	known := map[string]bool{} // hosts with a port
+	for k := range asked {
+		known[k.host] = known[k.host] || k.port != 0
+	}
+	p := boxed.EgressProfile{Version: 1, Name: cmp.Or(s.Name, "suggested"), Rules: []boxed.EgressRule{}}
 	for k, r := range asked {
 		slices.Sort(r.Methods)
-		if other := asked[key{k.host, 443}]; r.Ports[0] == 443 && other != r {
+		if k.port == 0 && known[k.host] {
 			continue
 		}
+		r.Raw = k.port != 0 && k.port != 80 && k.port != 443 && r.Mode == "" && !tls[k]
 		p.Rules = append(p.Rules, *r)
 	}
 	slices.SortFunc(p.Rules, func(a, b boxed.EgressRule) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), cmp.Compare(a.Ports[0], b.Ports[0]))
 	})
+	p.Rules = p.Rules[:min(len(p.Rules), maxRules)]
 	return CheckProfile(p)
 }
 
 // Diff says what a change of a profile widens and narrows, for a person. old is nil for one
-// that is new.
+// that is new. Where a rule is before or behind a less specific one for the same host, both
+// are said: what it lets through, and what the other no longer does.
 func Diff(old, now *boxed.EgressProfile) (widened, narrowed []string) {
-	tuples := func(p *boxed.EgressProfile) map[string]bool {
-		set := map[string]bool{}
-		if p == nil {
-			return set
-		}
-		for _, r := range p.Rules {
-			if c, err := compileRule(r); err == nil {
-				for _, port := range c.Ports {
-					set[describe(c, port)] = true
+	if old == nil {
+		old = &boxed.EgressProfile{}
+	}
+	before, after := compiled(old), compiled(now)
+	for _, c := range []struct {
+		to       *[]string
+		from, in []*Rule
+	}{{&widened, after, before}, {&narrowed, before, after}} {
+		for _, r := range c.from {
+			for _, port := range r.Ports {
+				text := describe(r, port)
+				if !slices.ContainsFunc(c.in, func(o *Rule) bool { return slices.Contains(o.Ports, port) && describe(o, port) == text }) {
+					*c.to = append(*c.to, text)
 				}
 			}
 		}
-		return set
 	}
-	before, after := tuples(old), tuples(now)
-	for t := range after {
-		if !before[t] {
-			widened = append(widened, t)
+	// An exact rule that comes or goes changes what a wildcard behind it decides.
+	for _, c := range []struct {
+		to       *[]string
+		from, in []*Rule
+		text     string
+	}{
+		{&narrowed, after, before, "%s:%d is no longer of %s"},
+		{&widened, before, after, "%s:%d is of %s again"},
+	} {
+		for _, r := range c.from {
+			for _, port := range r.Ports {
+				at := func(o *Rule) bool { return o.Pattern == r.Pattern && slices.Contains(o.Ports, port) }
+				behind := func(o *Rule) bool {
+					return o.Pattern != r.Pattern && includes(o.Pattern, r.Pattern) && slices.Contains(o.Ports, port)
+				}
+				i := slices.IndexFunc(c.in, behind)
+				if text := fmt.Sprintf(c.text, r.Pattern, port, ""); i >= 0 && !slices.ContainsFunc(c.in, at) {
+					text = fmt.Sprintf(c.text, r.Pattern, port, c.in[i].Pattern)
+					if !slices.Contains(*c.to, text) {
+						*c.to = append(*c.to, text)
+					}
+				}
+			}
 		}
-	}
-	for t := range before {
-		if !after[t] {
-			narrowed = append(narrowed, t)
-		}
-	}
-	var denied []string
-	if old != nil {
-		denied = old.Deny
 	}
 	for _, d := range now.Deny {
-		if !slices.Contains(denied, d) {
+		if !slices.Contains(old.Deny, d) {
 			narrowed = append(narrowed, "deny "+d)
 		}
 	}
-	for _, d := range denied {
+	for _, d := range old.Deny {
 		if !slices.Contains(now.Deny, d) {
 			widened = append(widened, "no longer denied: "+d)
 		}
 	}
-	if old != nil && old.OnDeny != now.OnDeny {
-		to := cmp.Or(now.OnDeny, boxed.DenyRefuse)
-		if to == boxed.DenyAsk {
-			widened = append(widened, "on_deny: ask")
-		} else {
-			narrowed = append(narrowed, "on_deny: refuse")
+	switch asks := now.OnDeny == boxed.DenyAsk; {
+	case asks == (old.OnDeny == boxed.DenyAsk):
+	case asks:
+		widened = append(widened, "on_deny: ask")
+	default:
+		narrowed = append(narrowed, "on_deny: refuse")
+	}
+	if old.Exit != now.Exit { // neither more nor less, and another network
+		widened = append(widened, "exit: "+cmp.Or(string(now.Exit), "the sandbox's node"))
+		if old.Version != 0 {
+			narrowed = append(narrowed, "exit: "+cmp.Or(string(old.Exit), "the sandbox's node"))
 		}
 	}
 	slices.Sort(widened)
@@ -188,14 +217,27 @@ func Diff(old, now *boxed.EgressProfile) (widened, narrowed []string) {
 	return widened, narrowed
 }
 
+// compiled are the rules of a profile that was checked.
+func compiled(p *boxed.EgressProfile) (rules []*Rule) {
+	for _, r := range p.Rules {
+		if c, err := compileRule(r); err == nil {
+			rules = append(rules, c)
+		}
+	}
+	return rules
+}
+
 // describe is a rule's part for one port, all of it.
 func describe(r *Rule, port uint16) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:%d %s", r.Pattern, port, r.Mode)
 	for _, list := range [][]string{r.Methods, r.Paths} {
-		if len(list) > 0 {
-			b.WriteString(" " + strings.Join(list, ","))
+		if len(list) > 0 { // whatever their order
+			b.WriteString(" " + strings.Join(slices.Sorted(slices.Values(list)), ","))
 		}
+	}
+	if r.WebSocket != nil {
+		fmt.Fprintf(&b, " websocket %t", *r.WebSocket)
 	}
 	if r.Raw {
 		b.WriteString(" raw")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -91,6 +92,7 @@ type boxEgress struct {
 	state   boxState
 	now     *composed
 	err     error // why what is in force is not what it should be
+	lost    bool  // its state cannot be read: it stays shut until it is set anew
 }
 
 // boxState is what survives a restart, sealed.
@@ -317,7 +319,7 @@ func (k *Keeper) Attach(s *boxed.Sandbox, spec *boxed.EgressSpec) (*boxed.Egress
 	defer k.mu.Unlock()
 	b := &boxEgress{sandbox: *s, admin: spec.Admin, spec: *spec}
 	b.state = boxState{Tokens: map[string]string{}, Admin: spec.Admin, Canary: "canary-" + strings.ToLower(Placeholder("", 12)) + ".invalid"}
-	if old := k.boxes[s.ID]; old != nil { // a change of one that lives
+	if old := k.boxes[s.ID]; old != nil && !old.lost { // a change of one that lives
 		b.state = old.state
 		b.state.Admin, b.state.Allowed, b.state.Tokens = spec.Admin, slices.Clone(old.state.Allowed), maps.Clone(old.state.Tokens)
 	}
@@ -334,17 +336,22 @@ func (k *Keeper) Restore(s *boxed.Sandbox, g *boxed.EgressGrant) error {
 	defer k.mu.Unlock()
 	b := &boxEgress{sandbox: *s, spec: g.Spec}
 	text, err := k.cfg.Sealer.Open("egress "+string(s.ID), g.State)
-	if err != nil {
-		return fmt.Errorf("read the sandbox's egress: %w", err)
+	if err == nil {
+		err = json.Unmarshal(text, &b.state)
 	}
-	if err := json.Unmarshal(text, &b.state); err != nil {
-		return fmt.Errorf("read the sandbox's egress: %w", err)
+	if err != nil { // it stays shut, and says why
+		b.err, b.lost = fmt.Errorf("its egress cannot be read: %w", err), true
+		k.boxes[s.ID] = b
+		return b.err
 	}
 	b.admin = b.state.Admin
 	k.boxes[s.ID] = b
+	was := b.state.Authority
 	if err := k.composeLocked(b, true); err != nil {
 		b.err = err
 		k.cfg.Log.Warn("a sandbox has no egress", "sandbox", s.ID, "err", err)
+	} else if was != b.state.Authority && k.cfg.Renewed != nil { // other hosts are intercepted now
+		k.cfg.Renewed(s.ID, k.grantLocked(b))
 	}
 	return nil
 }
@@ -396,18 +403,30 @@ func contains(all, some []string) bool {
 // shut: the profile is gone, say.
 func (k *Keeper) renewLocked() {
 	for id, b := range k.boxes {
-		was := b.state.Authority
+		if b.lost {
+			continue
+		}
+		was := b.seen()
 		if err := k.composeLocked(b, true); err != nil {
 			b.err = err
 			k.cfg.Proxy.Attach(Session{Sandbox: id, Owner: b.sandbox.Owner, Labels: b.sandbox.Labels, Policy: &Policy{Generation: k.generation, hostDeny: k.cfg.HostDeny}})
 			k.cfg.Log.Warn("a sandbox's egress is shut", "sandbox", id, "err", err)
 			continue
 		}
-		if was != b.state.Authority && k.cfg.Renewed != nil {
+		if was != b.seen() && k.cfg.Renewed != nil {
 			k.cfg.Renewed(id, k.grantLocked(b))
 		}
 	}
 	k.renewVisitsLocked()
+}
+
+// seen is what programs in the sandbox see of its egress, to find out whether it is another:
+// a hash, for it has placeholders.
+func (b *boxEgress) seen() string {
+	if b.now == nil {
+		return ""
+	}
+	return hashOf([]any{b.now.env, b.now.files, b.state.Authority})
 }
 
 // Relabel gives a sandbox its new labels, by which it may be frozen, or no more.
@@ -474,23 +493,35 @@ func (k *Keeper) Status(id boxed.ID) *boxed.EgressStatus {
 	return st
 }
 
+// maxAllowed is how many hosts are allowed at most since a sandbox was made.
+const maxAllowed = 128
+
 // Allow lets a sandbox reach one host more, for so long or (0) as long as it lives.
 func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration, admin bool) (*boxed.EgressGrant, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	b := k.boxes[id]
-	if b == nil {
+	if b == nil || b.lost {
 		return nil, boxed.Errorf(boxed.CodeConflict, "the sandbox has no egress; give it one first: boxedctl egress set %s --allow %s", id, host)
 	}
-	if _, err := allowRule(host); err != nil {
+	rule, err := allowRule(host)
+	if err != nil {
 		return nil, boxed.Errorf(boxed.CodeInvalid, "%w", err).WithField("host")
+	}
+	host = rule.Pattern.String()
+	if port := rule.Ports[0]; port != 443 { // one form of each, so that it replaces itself
+		host = net.JoinHostPort(host, itoa(port))
 	}
 	old := slices.Clone(b.state.Allowed)
 	a := boxed.EgressGranted{Host: host, Admin: admin}
 	if d > 0 {
 		a.Until = k.cfg.Now().Add(d)
 	}
-	b.state.Allowed = append(slices.DeleteFunc(b.state.Allowed, func(o boxed.EgressGranted) bool { return o.Host == host }), a)
+	b.state.Allowed = append(slices.DeleteFunc(slices.Clone(old), func(o boxed.EgressGranted) bool { return o.Host == host }), a)
+	if len(b.state.Allowed) > maxAllowed {
+		b.state.Allowed = old
+		return nil, boxed.Errorf(boxed.CodeQuota, "%d hosts were allowed already since the sandbox was made; write a profile", maxAllowed).WithField("host")
+	}
 	if err := k.composeLocked(b, true); err != nil {
 		b.state.Allowed = old
 		return nil, err

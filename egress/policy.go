@@ -296,7 +296,7 @@ func compileRule(r boxed.EgressRule) (*Rule, error) {
 		return nil, fmt.Errorf("an empty list of methods or paths allows nothing; leave it away, or the rule")
 	}
 	for _, m := range r.Methods {
-		if m == "" || strings.ToUpper(m) != m || strings.ContainsFunc(m, func(c rune) bool { return c < 'A' || c > 'Z' }) || m == http.MethodTrace || m == http.MethodConnect {
+		if !isMethod(m) {
 			return nil, fmt.Errorf("%q is no method that can be allowed; methods are in upper case", m)
 		}
 	}
@@ -309,6 +309,11 @@ func compileRule(r boxed.EgressRule) (*Rule, error) {
 		}
 	}
 	return &Rule{EgressRule: r, Pattern: pattern}, nil
+}
+
+// isMethod reports whether a rule may name the method.
+func isMethod(m string) bool {
+	return m != "" && len(m) <= framingMethod && !strings.ContainsFunc(m, func(c rune) bool { return c < 'A' || c > 'Z' }) && m != http.MethodTrace && m != http.MethodConnect
 }
 
 // partStar reports whether a "*" is a part of a segment.

@@ -161,7 +161,7 @@ func ParseCeiling(list []string) ([]*Rule, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !strings.Contains(text, ":") {
+		if _, _, given, _ := hostPort(text); !given {
 			r.Ports = []uint16{80, 443}
 		}
 		out = append(out, r)

@@ -64,7 +64,7 @@ func (s *sources) reader(source string) func() egress.Value {
 		s.log.Error("a secret is not read", "source", kind, "next", "the operator of the node allows it with egress.sources")
 		return nil
 	case kind == SourceEnv:
-		return func() egress.Value { return egress.NewValue(os.Getenv(what)) }
+		return func() egress.Value { return usable(os.Getenv(what), s.log) }
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,6 +79,18 @@ func (s *sources) reader(source string) func() egress.Value {
 		go c.run()
 	}
 	return c.value
+}
+
+// usable is a value as one that is given must be, or none.
+func usable(text string, log *slog.Logger) egress.Value {
+	if text == "" {
+		return egress.Value{}
+	}
+	if err := egress.CheckValue("", text); err != nil {
+		log.Error("a secret that this node read is of no use", "err", err)
+		return egress.Value{}
+	}
+	return egress.NewValue(text)
 }
 
 // settle waits until every command was read once, so that nobody waits for one later, and
@@ -142,7 +154,7 @@ func (c *command) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.running = false; err == nil {
-		c.last, c.at = egress.NewValue(strings.TrimSpace(string(out))), c.now()
+		c.last, c.at = usable(strings.TrimSpace(string(out)), c.log), c.now()
 	}
 	select {
 	case <-c.first:
