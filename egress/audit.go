@@ -409,7 +409,7 @@ func (a *Audit) End(rec boxed.EgressRecord) {
 }
 
 // Verify checks this log.
-func (a *Audit) Verify() (AuditReport, error) { return VerifyAudit(a.cfg.Dir) }
+func (a *Audit) Verify() (AuditReport, error) { return verifyAudit(a.cfg.Dir, a.cfg.MaxFiles) }
 
 // Forget has what is pending of a sandbox written now, and its queue dropped. It does
 // not wait for that.

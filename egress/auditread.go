@@ -32,8 +32,11 @@ func (f AuditFilter) match(rec *boxed.EgressRecord) bool {
 		(f.Owner == "" || rec.Owner == f.Owner) && !(f.Denied && rec.Allowed)
 }
 
+// ErrAuditLine is of a line that is no record. What Verify says of it is more.
+var ErrAuditLine = errors.New("audit log")
+
 // Records yields what is on the disk, oldest first. A line that cannot be read is an
-// error in its place, after which the next ones come.
+// ErrAuditLine in its place, after which the next ones come.
 func (a *Audit) Records(filter AuditFilter) iter.Seq2[boxed.EgressRecord, error] {
 	return func(yield func(boxed.EgressRecord, error) bool) {
 		readAudit(context.Background(), a.cfg.Dir, filter, a.newest(), yield)
@@ -230,7 +233,7 @@ func scanAudit(ctx context.Context, name string, r io.Reader, filter AuditFilter
 		}
 		if err != nil {
 			if at >= filter.After {
-				if err := visit(rec, fmt.Errorf("audit log %s, line %d: %w", name, lines.n, err)); err != nil {
+				if err := visit(rec, fmt.Errorf("%w: %s, line %d: %w", ErrAuditLine, name, lines.n, err)); err != nil {
 					return err
 				}
 			}

@@ -23,7 +23,10 @@ type (
 // who can write all the files, the head too, can forge it all: for that, keep a copy
 // of the head elsewhere. A power failure may cost the last second, which shows as a
 // cut tail.
-func VerifyAudit(dir string) (AuditReport, error) {
+func VerifyAudit(dir string) (AuditReport, error) { return verifyAudit(dir, 0) }
+
+// verifyAudit is VerifyAudit of a log of which rotation keeps so many files; 0 is not known.
+func verifyAudit(dir string, keeps int) (AuditReport, error) {
 	mark, markErr := readAuditMark(dir)
 	names, files, err := openAuditAll(dir, 0)
 	if err != nil {
@@ -40,6 +43,9 @@ func VerifyAudit(dir string) (AuditReport, error) {
 		if err := c.walk(name, want, files[i]); err != nil {
 			return c.AuditReport, err
 		}
+	}
+	if c.First > 1 && len(files) < keeps {
+		c.broken(names[0].name, 1, fmt.Sprintf("records 1 to %d are missing before it, and rotation has removed none", c.First-1))
 	}
 	switch {
 	case errors.Is(markErr, fs.ErrNotExist):

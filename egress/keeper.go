@@ -520,7 +520,7 @@ func (k *Keeper) Allow(id boxed.ID, host string, d time.Duration, admin bool) (*
 	b.state.Allowed = append(slices.DeleteFunc(slices.Clone(old), func(o boxed.EgressGranted) bool { return o.Host == host }), a)
 	if len(b.state.Allowed) > maxAllowed {
 		b.state.Allowed = old
-		return nil, boxed.Errorf(boxed.CodeQuota, "%d hosts were allowed already since the sandbox was made; write a profile", maxAllowed).WithField("host")
+		return nil, boxed.Errorf(boxed.CodeQuota, "%d hosts were allowed already since the sandbox was made; write a profile", maxAllowed).With("of", "allowed hosts")
 	}
 	if err := k.composeLocked(b, true); err != nil {
 		b.state.Allowed = old

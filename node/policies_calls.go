@@ -109,12 +109,10 @@ func (p *Policies) ApplyProfile(ctx context.Context, text []byte, dry bool) (*bo
 	}
 	p.mu.RUnlock()
 	if old == nil && count >= maxProfiles && !who.Admin() {
-		return nil, boxed.Errorf(boxed.CodeQuota, "you have %d egress profiles already; delete one", count)
+		return nil, boxed.Errorf(boxed.CodeQuota, "you have %d egress profiles already; delete one: boxedctl egress profile rm", count).With("of", "egress profiles")
 	}
-	if old == nil && profile.Owner == "" { // it takes the place of a ready one
-		if ready := p.profile("", profile.Name); ready != nil && ready.Ready {
-			old = ready
-		}
+	if old == nil { // it takes the place of the operator's, or of a ready one
+		old = p.profile(profile.Owner, profile.Name)
 	}
 	change := &boxed.EgressChange{Profile: profile}
 	change.Widened, change.Narrowed = egress.Diff(old, profile)
@@ -202,7 +200,7 @@ func (p *Policies) SetSecret(ctx context.Context, req boxed.SecretRequest) (*box
 		body = *old
 		replaceSecret(&body.Secret, req.Secret)
 	case count >= maxSecrets && !who.Admin():
-		return nil, boxed.Errorf(boxed.CodeQuota, "%s has %d secrets already; revoke one", req.Owner, count)
+		return nil, boxed.Errorf(boxed.CodeQuota, "%s has %d secrets already; revoke one: boxedctl secret revoke", req.Owner, count).With("of", "secrets")
 	case req.Value == "" && req.Source == "":
 		return nil, boxed.Errorf(boxed.CodeInvalid, "value: there is none, and the secret is new").WithField("value")
 	default:
@@ -403,7 +401,7 @@ func (p *Policies) Freeze(ctx context.Context, f boxed.EgressFreeze) (*boxed.Egr
 	}
 	p.mu.RUnlock()
 	if n >= maxFreezes && !who.Admin() { // who has many keeps no admin from one more
-		return nil, boxed.Errorf(boxed.CodeQuota, "%s has %d freezes already; thaw one", who.Owner, n)
+		return nil, boxed.Errorf(boxed.CodeQuota, "%s has %d freezes already; thaw one: boxedctl egress thaw", who.Owner, n).With("of", "freezes")
 	}
 	p.cfg.Logger.Warn("egress frozen", "freeze", f.ID, "by", who.Owner, "owner", f.Owner, "all", f.All)
 	return &f, p.put(FreezeKind, f.ID, f, func(*boxed.Document) {})

@@ -79,6 +79,8 @@ const (
 	// askGuard is how long after a question has gone by itself a line is held to be meant
 	// for it, and not for the next.
 	askGuard = time.Second
+	// askStale is how much older a question may be than one that waits: clocks differ.
+	askStale = 5 * time.Minute
 )
 
 // asker verdicts questions about connections that wait: by its rules, or by a person.
@@ -174,6 +176,9 @@ func (k *asker) read(ctx context.Context, to chan<- string) {
 // heard takes in an event.
 func (k *asker) heard(e boxed.Event) {
 	if e.Type == boxed.EventEgressAsk {
+		if time.Since(e.At) > boxed.EgressAskLimit+askStale { // its node ended before it was answered
+			return
+		}
 		k.open = append(k.open, asked{e, time.Now()})
 		return
 	}

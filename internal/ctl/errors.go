@@ -119,7 +119,7 @@ var fieldFlags = map[string]string{
 	"placement.node_labels": "--node-label", "placement.isolation": "--isolation", "placement.near": "--near", "placement.apart": "--apart",
 	"preset": "--preset", "hosts": "--host", "slot": "--slot", "paths": "--path", "methods": "--method", "author": "--author",
 	"may": "--may", "held_by": "--held-by", "source": "--from-env or --from-command", "value": "the value", "for": "--for", "limit": "--limit",
-	"egress.profile": "--egress", "egress.allow": "--allow", "egress.secrets": "--secret", "egress.repos": "--repo", "egress.on_deny": "--ask",
+	"egress.profile": "--egress", "egress.allow": "--allow", "egress.only": "--only", "egress.secrets": "--secret", "egress.repos": "--repo", "egress.on_deny": "--ask",
 	"allow": "--allow", "secrets": "--secret", "repos": "--repo",
 	"within": "--within", "listen": "--listen", "advertise": "--advertise", "token": "the token",
 }
@@ -162,6 +162,9 @@ func nextStep(err error) string {
 		}
 		return "boxedctl node shows what the node lacks; boxedctl doctor, on its host, what mends it"
 	case boxed.CodeQuota:
+		if e != nil && e.Detail["of"] != nil { // not of sandboxes
+			return ""
+		}
 		return "boxedctl ls shows what counts against it; boxedctl rm makes room"
 	case boxed.CodeNoSpace:
 		return "a sandbox's files are in its memory: remove some, or ask for more with --workspace-size and --memory"

@@ -208,11 +208,11 @@ const gitHubProfile = "github"
 
 // isOwned reports whether a text is NAME or OWNER/NAME, of a secret or a profile.
 func isOwned(text string) bool {
-	owner, name, qualified := strings.Cut(text, "/")
-	if !qualified {
-		owner, name = "-", text
+	cut := strings.LastIndexByte(text, '/')
+	if cut < 0 {
+		return boxed.ValidName(text)
 	}
-	return owner != "" && boxed.ValidName(name)
+	return cut > 0 && !strings.ContainsAny(text[:1], "./") && boxed.ValidName(text[cut+1:])
 }
 
 // codeHosts are the presets whose secrets can be limited to repositories.
@@ -257,10 +257,8 @@ func (a *app) limitSecrets(ctx context.Context, svc service, e *boxed.EgressSpec
 // presetOf is that of a secret by name, "" if there is none. Where owners have several of
 // one name, a code host's counts: it can be limited more.
 func presetOf(list []boxed.Secret, name string) (preset string) {
-	of, bare, qualified := strings.Cut(name, "/")
-	if !qualified {
-		of, bare = "", name
-	}
+	cut := strings.LastIndexByte(name, '/')
+	of, bare := name[:max(cut, 0)], name[cut+1:]
 	for _, s := range list {
 		if s.Name == bare && (of == "" || s.Owner == of) && s.RevokedAt.IsZero() && (preset == "" || slices.Contains(codeHosts, s.Preset)) {
 			preset = s.Preset
