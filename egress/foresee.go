@@ -180,11 +180,11 @@ func Diff(old, now *boxed.EgressProfile) (widened, narrowed []string) {
 					return o.Pattern != r.Pattern && includes(o.Pattern, r.Pattern) && slices.Contains(o.Ports, port)
 				}
 				i := slices.IndexFunc(c.in, behind)
-				if text := fmt.Sprintf(c.text, r.Pattern, port, ""); i >= 0 && !slices.ContainsFunc(c.in, at) {
-					text = fmt.Sprintf(c.text, r.Pattern, port, c.in[i].Pattern)
-					if !slices.Contains(*c.to, text) {
-						*c.to = append(*c.to, text)
-					}
+				if i < 0 || slices.ContainsFunc(c.in, at) {
+					continue
+				}
+				if text := fmt.Sprintf(c.text, r.Pattern, port, c.in[i].Pattern); !slices.Contains(*c.to, text) {
+					*c.to = append(*c.to, text)
 				}
 			}
 		}
