@@ -101,15 +101,15 @@ func flagsOf(p *boxed.EgressProfile) []string {
 // attach adds the rules of a secret that the sandbox asks for.
 func (c *composing) attach(use boxed.SecretUse) error {
 	field := "egress.secrets"
-	if slices.Contains(c.out.secrets, use.Name) {
-		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
-	}
 	s, err := c.k.secretOf(c.owner, use.Name, c.tokens)
 	if err != nil {
 		return err
 	}
 	if s == nil || !s.RevokedAt.IsZero() && !c.granted {
 		return boxed.Errorf(boxed.CodeNotFound, "there is no secret %q that you may attach; boxedctl secret ls shows yours", use.Name).WithField(field)
+	}
+	if c.byKey[s.key()] != nil {
+		return boxed.Errorf(boxed.CodeInvalid, "the secret %q is attached twice", use.Name).WithField(field)
 	}
 	p := presets()[s.Preset]
 	switch {
@@ -176,7 +176,11 @@ func (c *composing) bind(s *held, p *preset, use boxed.SecretUse) (*Binding, err
 	}
 	c.byKey[s.key()] = b
 	c.out.bindings = append(c.out.bindings, b)
-	c.out.secrets = append(c.out.secrets, s.Name)
+	shown := s.Name
+	if s.Owner != c.owner {
+		shown = s.key()
+	}
+	c.out.secrets = append(c.out.secrets, shown)
 	env := s.Env
 	if len(env) == 0 {
 		env = p.env(s.value().Reveal())

@@ -46,8 +46,8 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 		return no, nil
 	}
 	rule := dec.Rules[0]
+	path, _, _ := strings.Cut(cmp.Or(q.Path, "/"), "?")
 	if q.Method != "" && (a.Mode == boxed.EgressIntercept || port == 80) {
-		path, _, _ := strings.Cut(cmp.Or(q.Path, "/"), "?")
 		admitted, r := dec.admit(strings.ToUpper(q.Method), path)
 		if r != nil {
 			return no(r)
@@ -59,7 +59,7 @@ func (k *Keeper) Foresee(ctx context.Context, id boxed.ID, q boxed.EgressQuery) 
 		if _, ok := b.value(); !ok && b.HeldBy == "" && rule.Need != boxed.CredentialOptional {
 			return no(refuse(boxed.EgressNoCredential, "the secret %s has no value on this node, or was revoked", b.Secret))
 		}
-		if q.Method != "" && !b.goodFor(strings.ToUpper(q.Method), cmp.Or(q.Path, "/"), rule) {
+		if q.Method != "" && !b.goodFor(strings.ToUpper(q.Method), path, rule) {
 			a.Detail = "without the credential: the secret is not for this method and path"
 		}
 	}

@@ -92,6 +92,10 @@ func (q *forwarding) judge() *refusal {
 		q.upgrades = true
 	}
 	q.judged.Store(true)
+	// A policy that came meanwhile has not found it under way.
+	if now, _, _ := q.f.s.now(); now != policy && !q.still(now.Decide(q.f.host, q.f.port)) {
+		return refuse(boxed.EgressChanged, "the policy has changed")
+	}
 	return nil
 }
 

@@ -197,7 +197,7 @@ const NoProfile = "none"
 func (k *Keeper) secretOf(owner, ref string, pinned map[string]string) (*held, error) {
 	cut := strings.LastIndexByte(ref, '/')
 	of, name, qualified := ref[:max(cut, 0)], ref[cut+1:], cut >= 0
-	var own *held
+	var own, kept *held
 	var shared, offered []*held
 	secrets := *k.secrets.Load()
 	for _, key := range slices.Sorted(maps.Keys(secrets)) {
@@ -206,19 +206,24 @@ func (k *Keeper) secretOf(owner, ref string, pinned map[string]string) (*held, e
 		if s.Name != name || qualified && s.Owner != of || !mine && !slices.Contains(s.May, owner) && !slices.Contains(s.May, "*") {
 			continue
 		}
+		meant := mine || qualified || slices.Contains(s.May, "*")
 		switch {
-		case pinned[key] != "":
-			return s, nil
+		case meant && pinned[key] != "":
+			if kept == nil || mine {
+				kept = s
+			}
 		case !s.RevokedAt.IsZero():
 		case mine:
 			own = s
-		case qualified || slices.Contains(s.May, "*"):
+		case meant:
 			shared = append(shared, s)
 		default:
 			offered = append(offered, s)
 		}
 	}
 	switch {
+	case kept != nil:
+		return kept, nil
 	case own != nil:
 		return own, nil
 	case len(shared) > 1:

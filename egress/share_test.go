@@ -94,6 +94,19 @@ func TestASecretOfTheSameNameReplacesNone(t *testing.T) {
 	if _, err := r.tryBox(rigOwner, use(bob+"/gift")); err != nil {
 		t.Errorf("one that somebody shares: %v", err)
 	}
+	// With one of each, a name means what it meant.
+	r.secret(boxed.Secret{Name: "gift", Preset: "generic", Hosts: []string{"own.example.com"}, Env: []string{"OWN"}}, "own-of-alice-0123456789")
+	both, err := r.tryBox(rigOwner, boxed.EgressSpec{Secrets: []boxed.SecretUse{{Name: "aaa@example.com/gift"}, {Name: "gift"}}})
+	if err == nil {
+		t.Errorf("one that nobody shares: %+v", both)
+	}
+	if both, err = r.tryBox(rigOwner, boxed.EgressSpec{Secrets: []boxed.SecretUse{{Name: bob + "/gift"}, {Name: "gift"}}}); err != nil || both.grant.Env["OWN"] == "" || both.grant.Env["ANTHROPIC_API_KEY"] == "" {
+		t.Errorf("two of one name: %v", err)
+	}
+	r.profile(boxed.EgressProfile{Name: "renews", Rules: []boxed.EgressRule{}})
+	if st := r.keeper.Status(both.id); st.State != boxed.EgressOpen {
+		t.Errorf("two of one name, renewed: %+v", st)
+	}
 	works()
 	share("aaron@example.com", "aaron.example.com", "aarons-0123456789")
 	works()
