@@ -32,6 +32,7 @@ type guestExec struct {
 	closed    [2]bool  // nothing more comes
 	delivered [2]int64 // by the owner's stream: what back-pressure may not overwrite
 	owners    int
+	joined    bool // there was a reader
 	adopted   bool // its first owner has attached
 	readers   int
 	stdin     int64   // bytes taken
@@ -296,9 +297,10 @@ func (e *guestExec) keep(i int, frame []byte) bool {
 }
 
 // waitsForReaders reports whether output waits for somebody to take it, where else
-// the oldest is lost. The caller holds e.mu.
+// the oldest is lost: also for the first reader of a program that lingers, who is on the
+// way. The caller holds e.mu.
 func (e *guestExec) waitsForReaders() bool {
-	return !e.start.Detached || e.start.LingerMS > 0 && e.readers > 0
+	return !e.start.Detached || e.start.LingerMS > 0 && (e.readers > 0 || !e.joined)
 }
 
 // sender is one reader's side of an exec. Its fields are guarded by the exec's mu.
@@ -420,6 +422,7 @@ func (e *guestExec) attach(a Attach, conn io.ReadWriter) error {
 	e.mu.Lock()
 	answer := Attached{Stdin: e.stdin}
 	e.readers++
+	e.joined = true
 	if a.Own {
 		if !e.adopted { // spawn counted the first owner already
 			e.adopted = true

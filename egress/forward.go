@@ -279,7 +279,9 @@ func (q *forwarding) ended(status int, err error) {
 	rec := q.rec
 	rec.At, rec.End, rec.Status = q.f.s.proxy.cfg.Now(), true, status
 	rec.Up, rec.Down, rec.MS = q.up.n.Load(), q.down.n.Load(), time.Since(q.begun).Milliseconds()
-	if r := (*refusal)(nil); errors.As(err, &r) {
+	// What ended the flow ends its connections too, and is the reason whichever of these shows
+	// first.
+	if r := (*refusal)(nil); errors.As(err, &r) || err != nil && errors.As(context.Cause(q.life), &r) {
 		rec.Reason, rec.Detail = r.Reason, r.Detail
 	} else if err != nil {
 		rec.Reason, rec.Detail = boxed.EgressTruncated, "the answer was cut off"
