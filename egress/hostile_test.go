@@ -46,8 +46,7 @@ func TestAStreamEndsWhenItIsNoLongerAllowed(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-req.Context().Done()
 	}
-	readerNames := []string{"http/1.1", "h2"}
-	for _, proto := range readerNames {
+	for _, proto := range []string{"http/1.1", "h2"} {
 		t.Run("a stream by "+proto, func(t *testing.T) {
 			r := newRig(t)
 			r.site("read.example.com", stream)
@@ -104,7 +103,7 @@ func TestNoHeaderChangesWhatARequestIs(t *testing.T) {
 // EC1, EC2: getsentry/junior#338: a credential is one by any of its names, and in a parameter
 // that only some servers see.
 func TestForeignCredentialsByOtherNames(t *testing.T) {
-	r, b, models, _ := modelled(t)
+	_, b, models, _ := modelled(t)
 	readers(t, b, func(t *testing.T, c *http.Client) {
 		for _, field := range []string{"X-Auth: a", "DD-APPLICATION-KEY: a", "Ocp-Apim-Subscription-Key: a", "X-JWT: a", "X-Functions-Key: a", "X-Amz-Security-Token: a"} {
 			send(t, c, request(t, "POST", messages, "{}", "X-Api-Key: "+b.token("ANTHROPIC_API_KEY"), field)).want(t, 403, boxed.EgressForeignCredential)
@@ -116,7 +115,6 @@ func TestForeignCredentialsByOtherNames(t *testing.T) {
 			}
 		}
 	})
-	_ = r
 	if len(models.requests()) != 4*6 {
 		t.Errorf("%d requests left", len(models.requests()))
 	}

@@ -250,22 +250,28 @@ func TestEveryPlaceIsGivenBack(t *testing.T) {
 	}
 }
 
-// One connection of a program may have many requests at once, and a destination that does not
-// take them all on one connection needs more: those count too.
-func TestConnectionsToADestinationAreBounded(t *testing.T) {
-	const most = 4
-	r := newRig(t, limits(egress.Limits{Connections: most}))
+// atOnce has a program send requests on one connection of HTTP/2 to a host that holds them:
+// three times as many as may be at once, of which the others are refused.
+func atOnce(t *testing.T, connections, most int, changes ...func(*siteConfig)) (*box, *site) {
+	t.Helper()
+	r := newRig(t, limits(egress.Limits{Connections: connections}))
 	release := make(chan struct{})
 	s := r.site("read.example.com", func(_ http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/slow" {
 			<-release
 		}
-	}, oldHTTP)
+	}, changes...)
 	b := r.ruled(intercepted("read.example.com"))
 	c := b.client(boxed.EntryHTTP, "h2")
-	send(t, c, request(t, "GET", "https://read.example.com/", "")) // which makes the one connection
+	fine := func(a answer) {
+		t.Helper()
+		if a.StatusCode != 200 {
+			t.Errorf("%d %s", a.StatusCode, a.reason)
+		}
+	}
+	fine(send(t, c, request(t, "GET", "https://read.example.com/", ""))) // which makes the one connection
 	answers := make(chan answer)
-	const asked = 3 * most
+	asked := 3 * most
 	for range asked {
 		go func() { answers <- send(t, c, request(t, "GET", "https://read.example.com/slow", "")) }()
 	}
@@ -274,47 +280,28 @@ func TestConnectionsToADestinationAreBounded(t *testing.T) {
 	}
 	close(release)
 	for range most {
-		if a := <-answers; a.StatusCode != 200 {
-			t.Errorf("%d %s", a.StatusCode, a.reason)
-		}
+		fine(<-answers)
 	}
+	fine(send(t, c, request(t, "GET", "https://read.example.com/", "")))
+	c.CloseIdleConnections()
+	return b, s
+}
+
+// One connection of a program may have many requests at once, and a destination that does not
+// take them all on one connection needs more: those count too.
+func TestConnectionsToADestinationAreBounded(t *testing.T) {
+	const most = 4
+	b, s := atOnce(t, most, most, oldHTTP)
 	if n := s.connections(); n > most {
 		t.Errorf("there were %d connections", n)
 	}
-	c.CloseIdleConnections()
-	eventually(t, "end of all", func() bool { return r.proxy.Places(b.id) == 0 })
+	eventually(t, "end of all", func() bool { return b.r.proxy.Places(b.id) == 0 })
 }
 
 // Requests at once are bounded, however few connections they share: each holds memory.
 func TestRequestsAtOnceAreBounded(t *testing.T) {
-	const most = 8 // of 4 connections
-	r := newRig(t, limits(egress.Limits{Connections: most / 2}))
-	release := make(chan struct{})
-	r.site("read.example.com", func(_ http.ResponseWriter, req *http.Request) {
-		if req.URL.Path == "/slow" {
-			<-release
-		}
-	})
-	b := r.ruled(intercepted("read.example.com"))
-	c := b.client(boxed.EntryHTTP, "h2")
-	send(t, c, request(t, "GET", "https://read.example.com/", ""))
-	answers := make(chan answer)
-	const asked = 3 * most
-	for range asked {
-		go func() { answers <- send(t, c, request(t, "GET", "https://read.example.com/slow", "")) }()
-	}
-	for range asked - most {
-		(<-answers).want(t, 429, boxed.EgressTooMany)
-	}
-	close(release)
-	for range most {
-		if a := <-answers; a.StatusCode != 200 {
-			t.Errorf("%d %s", a.StatusCode, a.reason)
-		}
-	}
-	if a := send(t, c, request(t, "GET", "https://read.example.com/", "")); a.StatusCode != 200 {
-		t.Errorf("afterwards it is %d %s", a.StatusCode, a.reason)
-	}
+	const connections = 4
+	atOnce(t, connections, 2*connections)
 }
 
 // One connection to the proxy asks for pages of many hosts, and keeps a few.

@@ -1,4 +1,4 @@
-// Reach is a static Go program that asks for things from within a sandbox: what it trusts and which proxy it
+// Command reach is a static Go program that asks for things from within a sandbox: what it trusts and which proxy it
 // takes is what Go's own net/http does.
 package main
 
